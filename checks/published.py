@@ -34,7 +34,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.pretrain.devices import prepare_libtpu
-from cocondenser_jax.quickstart.comparison import rank_by_vectors
+from cocondenser_jax.quickstart.comparison import Trial, rank_by_vectors
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import new_folder, write_json
@@ -158,7 +158,7 @@ def _search(folder: Path, workdir: Path, data: Path) -> float:
     embeddings = workdir / f"{folder.name}.embeddings"
     run = workdir / f"{folder.name}.trec"
     encode_corpus(Encoding(folder), data, embeddings)
-    rank_by_vectors(embeddings, folder, data, run)
+    rank_by_vectors(embeddings, folder, Trial(data), run)
     _, qrels = read_split(data, "test")
     return evaluate_run(qrels, read_run(run), [METRIC])["mean"][METRIC]
 

@@ -28,6 +28,7 @@ SECTIONS = {
         "adapt_on_a_laptop": "examples/adapt_on_a_laptop.ipynb",
     },
     "Guides": {
+        "compare": "docs/compare.md",
         "adapt": "docs/adapt.md",
         "own_corpus": "docs/own_corpus.md",
         "fine_tuning": "docs/fine_tuning.md",

@@ -30,15 +30,15 @@ def _adapted(data: str, length: int = 128, seed: int = 0) -> Step:
         f"--config.data.length={length}",
         f"--config.seed={seed}",
     )
-    return Step(out, [command], needs=[MINILM, collection(data)], done="results.json")
+    return Step(out, [command], needs=[MINILM, collection(data)], done="test/results.json")
 
 
 # ---- what ranks ----
 
 
 def run(data: str, ranking: str, length: int = 128, seed: int = 0) -> Ranked:
-    """A run that `adapt` has made, such as published/test."""
-    return Ranked(within(_adapted(data, length, seed), f"{ranking}.trec"), collection(data))
+    """A run that the test of `adapt` has made, such as bm25 or models/published/dense."""
+    return Ranked(within(_adapted(data, length, seed), f"test/{ranking}.trec"), collection(data))
 
 
 def alternative(data: str, method: str, fused: bool = False) -> Ranked:
@@ -116,7 +116,7 @@ def _fused(run: Step, adapted: Step) -> Step:
     out = f"{run.out}.fused.trec"
     command = commands.words(
         "cocondenser fuse",
-        f"--run={adapted.out}/bm25.trec",
+        f"--run={adapted.out}/test/bm25.trec",
         f"--run={run.out}",
         "--method=min_max",
         f"--run_out={out}",

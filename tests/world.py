@@ -168,6 +168,22 @@ def write_run(folder, model_config, params, tokenizer_folder):
     write_checksums(checkpoint)
 
 
+def comparison_of(p, difference=0.0, mean=0.5, n_queries=100):
+    """Returns what `significance.compare` says of a metric, with an interval of 0.1 around it."""
+    return {
+        "mean": mean,
+        "other_mean": mean - difference,
+        "difference": difference,
+        "interval": [difference - 0.1, difference + 0.1],
+        "detectable": 0.14,
+        "t_test_p": p,
+        "randomization_p": p,
+        "better": n_queries,
+        "worse": 0,
+        "equal": 0,
+    }
+
+
 def batches_of(config):
     """Returns what the batches of a pre-training are."""
     return resolve_without_store(config, 1, 80, 0).batches

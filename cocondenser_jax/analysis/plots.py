@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from cocondenser_jax.storage.metrics import logged_lines
 COLORS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
 _GREY = "#848a90"
 _MAX_POINTS = 100  # per curve; the noise of single steps would hide it
+_MAX_QUERIES = 500  # more than there are pixels
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.sans-serif": "DejaVu Sans",  # comes with matplotlib, so sizes are the same everywhere
@@ -58,16 +59,39 @@ def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
     return curves
 
 
+def gains_svg(gains_Q: np.ndarray, title: str) -> str:
+    """Draws how much each query gains, given in rising order, as an area above and below 0."""
+    n_bars = min(len(gains_Q), _MAX_QUERIES)
+    gains = gains_Q[np.linspace(0, len(gains_Q) - 1, n_bars).round().astype(int)]
+    edges = np.linspace(0, len(gains_Q), n_bars + 1)
+
+    def draw(axes: Any) -> None:
+        axes.stairs(gains.clip(min=0), edges, fill=True, color=COLORS[2])
+        axes.stairs(gains.clip(max=0), edges, fill=True, color=COLORS[1])
+        axes.axhline(0, color=_GREY, linewidth=0.8)
+        axes.set_xlabel("queries, by gain")
+
+    return _draw_svg(draw, title)
+
+
 def plot_svg(curves: Sequence[Curve], title: str) -> str:
-    """Draws curves, transparent, in the page's text color; title and legend are the page's."""
-    buffer = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(4.6, 2.5), layout="constrained")
-        axes = figure.add_subplot(frameon=False)
+    """Draws curves; title and legend are the page's."""
+
+    def draw(axes: Any) -> None:
         for curve in curves:
             marker = "o" if len(curve.values) == 1 else ""
             axes.plot(curve.steps, curve.values, color=curve.color, marker=marker)
         axes.set_xlabel("step")
+
+    return _draw_svg(draw, title)
+
+
+def _draw_svg(draw: Callable[[Any], None], title: str) -> str:
+    """Returns what a function draws on axes, transparent, in the page's text color."""
+    buffer = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure = Figure(figsize=(4.6, 2.5), layout="constrained")
+        draw(figure.add_subplot(frameon=False))
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
     svg = buffer.getvalue()

@@ -6,10 +6,17 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cocondenser_jax.analysis.plots import COLORS, Curve, plot_svg, read_curves
+from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
+from cocondenser_jax.analysis.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Metrics
-from cocondenser_jax.evaluation.significance import compare, correct, format_p
+from cocondenser_jax.evaluation.significance import (
+    Comparison,
+    compare,
+    correct,
+    format_interval,
+    format_p,
+)
 from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import flatten
 
@@ -17,8 +24,10 @@ _HTML = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
 )
 _HTML.filters["svg"] = plot_svg
+_HTML.filters["gains_svg"] = gains_svg
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
+NO_VECTORS = (0, 0)
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 
 
@@ -31,6 +40,7 @@ class Evaluation(NamedTuple):
     metrics: Metrics
     seconds: float  # that it took to make
     part: str = ""  # of each vector that is compared, such as "128 of 384"; "": all of it
+    vectors: tuple[int, int] = NO_VECTORS  # how many it searches, and the numbers of each
 
 
 class ResultRow(NamedTuple):
@@ -39,10 +49,11 @@ class ResultRow(NamedTuple):
     name: str
     model: str  # as in `Evaluation`
     is_fused: bool
-    metrics: Mapping[str, float]  # means, in [0, 1]
-    p_values: Mapping[str, float]  # of the randomization test; none in the row tested against
+    metrics: Mapping[str, float]  # means, in [0, 1]; the first decides
+    tests: Mapping[str, Comparison]  # against one row, which has none
     seconds: float
     part: str = ""  # as in `Evaluation`
+    vectors: tuple[int, int] = NO_VECTORS  # as in `Evaluation`
 
 
 def result_rows(evaluations: Sequence[Evaluation], baselines: Collection[str]) -> list[ResultRow]:
@@ -57,32 +68,52 @@ def result_rows(evaluations: Sequence[Evaluation], baselines: Collection[str]) -
     best = max(candidates, key=lambda each: each.metrics["mean"][metric])
     rows = []
     for each in evaluations:
-        p_values = {}
+        tests = {}
         if each is not best:
-            tests = compare(best.metrics["per_query"], each.metrics["per_query"])
-            p_values = {name: test["randomization_p"] for name, test in tests.items()}
+            tests = compare(each.metrics["per_query"], best.metrics["per_query"])
         row = ResultRow(
             name=each.name,
             model=each.model,
             is_fused=each.is_fused,
             metrics=each.metrics["mean"],
-            p_values=p_values,
+            tests=tests,
             seconds=each.seconds,
             part=each.part,
+            vectors=each.vectors,
         )
         rows.append(row)
     return rows
 
 
+def corrected_p(rows: Sequence[ResultRow]) -> dict[str, float]:
+    """Returns the p of each row's first metric, corrected for the number of tests, by name."""
+    metric = next(iter(rows[0].metrics))
+    return correct({row.name: row.tests[metric]["randomization_p"] for row in rows if row.tests})
+
+
 def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
-    """Returns the cells of a comparison: the heads first, then a line for each row."""
-    names = list(rows[0].metrics)
-    table = [["", *names, "p", "seconds"]]
-    p_values = correct({row.name: row.p_values[names[0]] for row in rows if row.p_values})
+    """Returns the cells of a comparison: the heads first, then a line for each row.
+
+    Beside each metric is the difference from the row that all are tested against; of the first
+    metric also its interval, and p, corrected for the number of tests.
+    """
+    first, *others = rows[0].metrics
+    has_vectors = any(row.vectors != NO_VECTORS for row in rows)
+    table = [["", first, "95 %", "p", *others, *(["vectors"] if has_vectors else []), "seconds"]]
+    p_values = corrected_p(rows)
     for row in rows:
-        metrics = [f"{row.metrics[name]:.3f}" for name in names]
-        p_value = format_p(p_values[row.name], len(p_values)) if row.name in p_values else ""
-        table.append([row.name, *metrics, p_value, f"{row.seconds:,.0f}"])
+        metrics = {name: f"{value:.3f}" for name, value in row.metrics.items()}
+        for name, test in row.tests.items():
+            metrics[name] += f" ({test['difference']:+.3f})"
+        interval, p_value = "", ""
+        if row.tests:
+            interval = format_interval(row.tests[first]["interval"])
+            p_value = format_p(p_values[row.name], len(p_values))
+        cells = [row.name, metrics[first], interval, p_value, *(metrics[name] for name in others)]
+        if has_vectors:
+            n_vectors, size = row.vectors
+            cells.append(f"{n_vectors:,} x {size:,}" if n_vectors else "")
+        table.append([*cells, f"{row.seconds:,.0f}"])
     return table
 
 
@@ -95,12 +126,25 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
     write_report(out, "Runs", ", ".join(by_name), by_name)
 
 
+def write_changes(out: Path, before: Ranking, after: Ranking, judged: Judged) -> None:
+    """Writes a page on what changes from one ranking to another, for which queries."""
+    test = compare(after.metrics["per_query"], before.metrics["per_query"])[judged.metric]
+    summary = (
+        f"{judged.metric}: {after.name} {test['mean']:.4f}, {before.name} {test['other_mean']:.4f},"
+        f" difference {test['difference']:+.4f} ({format_interval(test['interval'], digits=4)}),"
+        f" p {format_p(test['randomization_p'])}"
+    )
+    changes = find_changes(before, after, judged)
+    write_report(out, "What changes", summary, {}, changes=changes)
+
+
 def write_report(
     out: Path,
     title: str,
     summary: str,
     workdirs: Mapping[str, Path],
     rows: Sequence[ResultRow] = (),
+    changes: Changes | None = None,
 ) -> None:
     """Writes a page on a comparison and on training runs, whole or not at all.
 
@@ -112,6 +156,7 @@ def write_report(
       summary: a sentence or two.
       workdirs: of training runs, by their names; a folder without a run is left out.
       rows: of the comparison, if there is one.
+      changes: from one of its rankings to another.
     """
     runs = []
     for file, kind in _KINDS.items():
@@ -121,7 +166,7 @@ def write_report(
             runs.append((kind, _plots(of_kind), facts))
     table = comparison_table(rows) if rows else []
     page = _HTML.get_template("page.html").render(
-        title=title, summary=summary, table=table, runs=runs
+        title=title, summary=summary, table=table, changes=changes, runs=runs
     )
     with new_file(out) as file_out:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.

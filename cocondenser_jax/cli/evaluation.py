@@ -1,11 +1,10 @@
 """The command that computes metrics."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.cli.flags import IGNORE_IDENTICAL_IDS, JSON_OUT, command, flag, required
-from cocondenser_jax.cli.output import print_metrics, print_table
+from cocondenser_jax.cli.output import print_metrics, print_table, print_text
 from cocondenser_jax.storage.files import write_json
 
 # What is shown of a comparison: its key, the head of its column, and how a value is formatted.
@@ -13,6 +12,7 @@ _COLUMNS = {
     "mean": ("run", ".4f"),
     "other_mean": ("other", ".4f"),
     "difference": ("difference", "+.4f"),
+    "interval": ("95 %", ""),
     "t_test_p": ("p (t-test)", ".3g"),
     "randomization_p": ("p (randomization)", ""),
     "better": ("better", ","),
@@ -27,37 +27,63 @@ _COLUMNS = {
     required("--qrels", Path, "TREC or BEIR judgments"),
     flag("--metrics", "MRR@10,Recall@100,nDCG@10", "metrics, separated by commas"),
     flag("--compare_with", Path, "another TREC run: compare both by two paired tests"),
+    flag(
+        "--data",
+        Path,
+        "folder of queries and passages: write a page on the queries that gain and lose",
+        goes_with="compare_with",
+    ),
+    flag("--report", Path, "HTML file of that page", default="report.html", goes_with="data"),
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
 )
-def evaluate(run, qrels, metrics, compare_with, ignore_identical_ids, json_out):
+def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
+    from cocondenser_jax.analysis.changes import Judged, Ranking
+    from cocondenser_jax.collection.folder import read_queries, require_known
     from cocondenser_jax.collection.trec import read_qrels, read_run
     from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric, require_results
-    from cocondenser_jax.evaluation.significance import compare, format_p
+    from cocondenser_jax.evaluation.significance import compare, format_interval, format_p
 
+    if data:
+        from cocondenser_jax.analysis.report import write_changes
     names = [name.strip() for name in metrics.split(",")]
     for name in names:
         parse_metric(name)  # a mistake need not wait for the runs
     judgments = read_qrels(qrels)
-    evaluate_it = partial(evaluate_run, ignore_identical_ids=ignore_identical_ids)
-    own_run = read_run(run)
+    runs = {path: read_run(path) for path in (run, compare_with) if path is not None}
     if compare_with is not None:
-        other_run = read_run(compare_with)
-        for file, each in ((run, own_run), (compare_with, other_run)):
-            require_results(each, judgments, file)
-    result: dict[str, Any] = {**evaluate_it(judgments, own_run, names)}
+        for path, each in runs.items():
+            require_results(each, judgments, path)
+
+    def measure(path: Path) -> Ranking:
+        metrics = evaluate_run(
+            judgments, runs[path], names, ignore_identical_ids=ignore_identical_ids
+        )
+        return Ranking(str(path), path, metrics)
+
+    after = measure(run)
+    result: dict[str, Any] = {**after.metrics}
     if compare_with is None:
         print_metrics(result["mean"], None)
     else:
-        other = evaluate_it(judgments, other_run, names)
-        result["compared_with"] = other
-        result["comparisons"] = compare(result["per_query"], other["per_query"])
+        before = measure(compare_with)
+        result["compared_with"] = before.metrics
+        result["comparisons"] = compare(after.metrics["per_query"], before.metrics["per_query"])
         rows = []
         for name, tests in result["comparisons"].items():
-            values = tests | {"randomization_p": format_p(tests["randomization_p"])}
+            values = tests | {
+                "interval": format_interval(tests["interval"], digits=4),
+                "randomization_p": format_p(tests["randomization_p"]),
+            }
             cells = [format(values[key], form) for key, (_, form) in _COLUMNS.items()]
             rows.append([name, *cells])
         print_table(["", *(head for head, _ in _COLUMNS.values())], rows)
+        if data:
+            queries = read_queries(data)
+            require_known(judgments, queries, "queries", qrels)
+            judged = Judged(names[0], judgments, queries, data, ignore_identical_ids)
+            write_changes(report, before, after, judged)
+            print_text(f"report: {report}")
     if json_out:
         write_json(json_out, result)

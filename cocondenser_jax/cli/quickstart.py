@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.cli.flags import (
+    COUNT,
     GIVEN,
+    IGNORE_IDENTICAL_IDS,
     OUTPUT_FILE,
     OVERRIDES,
     command,
@@ -17,6 +19,9 @@ from cocondenser_jax.cli.flags import (
 from cocondenser_jax.cli.output import print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "output folder; finished steps found there are skipped")
+_LANGUAGE = flag(
+    "--language", "english", "that of your documents, for BM25; none: words as they are"
+)
 
 
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
@@ -26,8 +31,8 @@ def quickstart(workdir):
     from cocondenser_jax.quickstart.quickstart import quickstart
 
     prepare_libtpu()
-    places = [f"--index={workdir / 'index'}"]
-    _print_outcome(workdir, *quickstart(workdir), places)
+    _print_outcome(workdir, *quickstart(workdir))
+    _print_retriever(workdir, [f"--index={workdir / 'index'}"])
 
 
 @command(
@@ -41,7 +46,14 @@ def quickstart(workdir):
         (None, "jax", "torch", "lora"),
         "what trains the model (default: jax where it can)",
     ),
-    flag("--language", "english", "that of your documents, for BM25; none: words as they are"),
+    _LANGUAGE,
+    flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)", goes_with="data"),
+    flag(
+        "--test_passages",
+        COUNT,
+        "test on so many, the judged ones and a sample (default: all)",
+        goes_with="data",
+    ),
     ignore_identical_ids(goes_with="data"),
     *GIVEN,
     OVERRIDES,
@@ -53,6 +65,8 @@ def adapt(
     data,
     backend,
     language,
+    metric,
+    test_passages,
     ignore_identical_ids,
     pooling,
     similarity,
@@ -74,11 +88,43 @@ def adapt(
         dimensions=dimensions,
     )
     prepare_libtpu()
-    options = Options(given, backend, language, ignore_identical_ids)
-    _print_outcome(workdir, *adapt(workdir, corpus, model, data, overrides, options))
+    options = Options(given, backend, language, ignore_identical_ids, metric, test_passages)
+    rows, summary, search = adapt(workdir, corpus, model, data, overrides, options)
+    _print_outcome(workdir, rows, summary)
+    _print_retriever(workdir, search)
 
 
-def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Sequence[str]) -> None:
+@command(
+    "compare --data=data --model=models/minilm --model=models/mpnet --workdir=runs/compared",
+    required("--data", Path, "passages, queries and judgments"),
+    required("--model", str, "an embedding model: a folder or Hub name", multiple=True),
+    _WORKDIR,
+    flag("--split", "test", "whose judgments are used"),
+    flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)"),
+    _LANGUAGE,
+    flag("--test_passages", COUNT, "search so many, the judged ones and a sample (default: all)"),
+    IGNORE_IDENTICAL_IDS,
+)
+def compare(data, model, workdir, split, metric, language, test_passages, ignore_identical_ids):
+    """Compare BM25 and models, alone and fused, on your judged queries; resumes."""
+    from cocondenser_jax.quickstart.compare import compare
+    from cocondenser_jax.quickstart.comparison import Trial, with_first
+
+    trial = Trial(
+        data=data,
+        split=split,
+        metrics=with_first(metric),
+        language=language,
+        n_passages=test_passages,
+        ignore_identical_ids=ignore_identical_ids,
+    )
+    rows, summary, search = compare(workdir, trial, model)
+    _print_outcome(workdir, rows, summary)
+    if search:
+        _print_search(search)
+
+
+def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str) -> None:
     from cocondenser_jax.analysis.report import comparison_table
 
     if rows:
@@ -88,10 +134,16 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str, places: Seq
         print()
     print_text(summary)
     print_text(f"report: {workdir / 'report.html'}")
+
+
+def _print_retriever(workdir: Path, places: Sequence[str]) -> None:
     print_text(f"retriever: {workdir / 'retriever'}")
     if places:
-        flags = shlex.join([*places, f"--model={workdir / 'retriever'}"])
-        print_text(f"search for yourself: cocondenser search {flags} --query=...")
+        _print_search([*places, f"--model={workdir / 'retriever'}"])
+
+
+def _print_search(flags: Sequence[str]) -> None:
+    print_text(f"search for yourself: cocondenser search {shlex.join(flags)} --query=...")
 
 
 @command(

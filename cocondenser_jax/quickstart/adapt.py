@@ -3,22 +3,23 @@
 The model's own vector is trained, with its own pooling and similarity, on pairs of texts that the
 corpus holds. How much of the change is kept, if any, is decided twice: without labels, as the
 largest alpha, 0 to 1, with which it still agrees with what a search found before (`agreement.py`);
-and with judgments, where there are some, against the best ranking that was there before.
+and with judgments, where there are some, against the best ranking that was there before. Without
+judgments the published model stays, and what to judge is written.
 
     DIR/started.json    the model, the corpus and the settings
     DIR/store/          the token store
     DIR/pretraining/    the workdir of pre-training
     DIR/model/          what it ended with, as a Hugging Face folder
-    DIR/agreement.json  which alphas were tested, how far they agree, the one that is kept, and the
-                        verdict without judgments
+    DIR/agreement.json  which alphas were tested, how far they agree, and the one that is kept
+    DIR/to_judge/       the queries of that test on which the two models differ most (`judging.py`)
     DIR/published/      DIR/adapted/
-                        model/, and of the test's passages and queries embeddings/, test.trec and
-                        fused.trec, which is test.trec fused with BM25's; where vectors have
-                        several sizes, test.SIZE.trec for each smaller one
-    DIR/bm25.trec       DIR/results.json  DIR/report.html
+                        model/
+    DIR/test/           the comparison of the two by judgments (`comparison.py`)
+    DIR/report.html
     DIR/retriever/      the result: a copy of one of the two models
 
-What exists is not made again, so the same command resumes.
+What exists is not made again, so the same command resumes. Judgments may be given, or given up,
+later.
 """
 
 import logging
@@ -33,15 +34,13 @@ from typing import NamedTuple
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
+from cocondenser_jax.analysis.changes import Changes
 from cocondenser_jax.analysis.report import ResultRow, write_report
-from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
-from cocondenser_jax.collection.trec import read_run, write_run
+from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import require_other_answers
 from cocondenser_jax.quickstart.agreement import (
-    METRIC,
+    Choice,
     choose_alpha,
     encode_texts,
     read_choice,
@@ -51,13 +50,19 @@ from cocondenser_jax.quickstart.agreement import (
 )
 from cocondenser_jax.quickstart.backends import Name, open_model, require_same_reading
 from cocondenser_jax.quickstart.comparison import (
-    FUSION,
-    Entry,
-    compare_entries,
+    Compared,
+    RankedModel,
+    Trial,
+    changes_between,
+    check_trial,
+    compare_models,
+    passages_note,
     rank_by_bm25,
-    rank_by_cut_vectors,
-    rank_by_vectors,
+    search_flags,
+    start_comparison,
+    with_first,
 )
+from cocondenser_jax.quickstart.judging import FORM, write_to_judge
 from cocondenser_jax.quickstart.proposals import (
     Training,
     check_given,
@@ -65,11 +70,9 @@ from cocondenser_jax.quickstart.proposals import (
     propose_sizes,
     propose_training,
 )
-from cocondenser_jax.quickstart.steps import make_once, write_store
-from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, judge
+from cocondenser_jax.quickstart.steps import make_once, seconds_of, write_store
+from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, judge
 from cocondenser_jax.representation import NOTHING_GIVEN, Given
-from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.retrieval.models import (
     blend,
@@ -79,7 +82,7 @@ from cocondenser_jax.retrieval.models import (
     pooled_size,
 )
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
-from cocondenser_jax.storage.files import new_folder, write_json
+from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import (
     linked_folder,
@@ -92,9 +95,8 @@ from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_comp
 
 logger = logging.getLogger(__name__)
 
-METRICS = (METRIC, "MRR@10", "Recall@100")
-# Right: the same verdict as by judgments; experiments/signals.py measured it.
-WITHOUT_JUDGMENTS = "no judgments: by words of held-out documents, right in 8 of 8 cases"
+TEST = "test"
+TO_JUDGE = "to_judge"
 _PASSAGES_TIMED = 64
 
 
@@ -113,6 +115,8 @@ class Options(NamedTuple):
     backend: Name | None = None  # what trains it; None: see `choose_backend`
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
     ignore_identical_ids: bool = False  # see `trec.drop_identical_ids`
+    metric: str | None = None  # that decides; None: nDCG@10
+    test_passages: int | None = None  # see `Trial.n_passages`
 
 
 NO_OPTIONS = Options()
@@ -137,7 +141,6 @@ def adapt(
       options: see `Options`.
     """
     language = options.language
-    is_own_ignored = options.ignore_identical_ids
     require_language(language)
     require_outside(Path(model), workdir)
     require_own(workdir / "started.json")
@@ -151,17 +154,18 @@ def adapt(
         original = load_as(start, vectors)
         require_same_reading(trainer, reading, resolved, original)
     overrides = propose_sizes(config, overrides, start, original.get_embedding_dimension() or 0)
-    _check_texts(corpus, data, is_own_ignored)
+    trial = None if data is None else _trial_of(data, options)
+    if trial is not None:
+        check_trial(trial)
+    next(read_documents(corpus))
     started = {
         "command": "adapt",
         "model": model_sha256(start),
         "corpus": corpus,
-        "data": str(data),
         "overrides": [*overrides],
         "given": options.given._asdict(),
         "backend": trainer.name,
         "language": language,
-        "ignore_identical_ids": is_own_ignored,
     }
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started)
@@ -175,9 +179,10 @@ def adapt(
         if not (workdir / "model").exists():
             # Before any training: these fail where BM25 finds nothing.
             require_found(store, training.documents_H, language)
-            if data is not None:
-                rank_by_bm25(workdir, data, language, ignore_identical_ids=is_own_ignored)
-            _log_work(training, original, data)
+            tested = None if trial is None else start_comparison(workdir / TEST, trial)
+            if tested is not None:
+                rank_by_bm25(workdir / TEST, tested)
+            _log_work(training, original, tested)
         pretraining = workdir / "pretraining"
         trained = make_once(workdir, workdir / "model", trainer.train, training.config, pretraining)
         choice = read_choice(
@@ -185,46 +190,30 @@ def adapt(
                 workdir, workdir / "agreement.json", _choose, original, trained, training, language
             )
         )
-        models = [PUBLISHED]
+        models = [RankedModel(PUBLISHED, published, training.config.model.sizes[1:])]
         if choice.alpha:
-            models.append(ADAPTED)
-            result = workdir / ADAPTED / "model"
-            make_once(workdir, result, _save_blend, original, trained, choice.alpha)
-        sizes = training.config.model.sizes
-        rows = []
-        if data is not None:
-            rows = _test(workdir, data, models, sizes, options)
+            adapted = workdir / ADAPTED / "model"
+            make_once(workdir, adapted, _save_blend, original, trained, choice.alpha)
+            seconds = seconds_of(workdir, [workdir / "model", workdir / "agreement.json"])
+            models.append(RankedModel(ADAPTED, adapted, models[0].sizes, seconds))
         title = f"{model}, adapted to {corpus}"
-        return _conclude(workdir, title, choice.verdict, rows, language)
+        if trial is None:
+            return _leave_open(workdir, title, choice)
+        compared = compare_models(workdir / TEST, trial, models, baselines=[PUBLISHED])
+        return _conclude(workdir, title, compared)
 
 
-def _check_texts(corpus: str, data: Path | None, ignore_identical_ids: bool) -> None:
-    """Raises a UserError for texts that cannot be read, or judgments that cannot be compared by."""
-    next(read_documents(corpus))
-    if data is None:
-        return
-    _, qrels = read_split(data, "test")
-    if len(qrels) < 2:
-        raise UserError(f"{data} has one judged query of test: a comparison needs two")
-    if ignore_identical_ids:
-        require_other_answers(qrels)
-    relevant = {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
-    n_found = len(relevant.intersection(passage.id for passage in read_corpus(data)))
-    if not n_found:
-        raise UserError(
-            f"{data} has none of the {len(relevant)} passages that its judgments of test find"
-            " relevant: all metrics would be 0"
-        )
-    if n_found < len(relevant):
-        logger.warning(
-            "%s has %d of the %d passages that its judgments of test find relevant",
-            data,
-            n_found,
-            len(relevant),
-        )
+def _trial_of(data: Path, options: Options) -> Trial:
+    return Trial(
+        data,
+        metrics=with_first(options.metric),
+        language=options.language,
+        n_passages=options.test_passages,
+        ignore_identical_ids=options.ignore_identical_ids,
+    )
 
 
-def _log_work(training: Training, model: SentenceTransformer, data: Path | None) -> None:
+def _log_work(training: Training, model: SentenceTransformer, trial: Trial | None) -> None:
     """Logs what training and the test will read, and how long the test's encoding will take."""
     spec = training.experiment.batches
     logger.info(
@@ -235,8 +224,8 @@ def _log_work(training: Training, model: SentenceTransformer, data: Path | None)
         spec.example,
         spec.length,
     )
-    if data is not None:
-        n_passages, seconds = _seconds_to_encode(model, data)
+    if trial is not None:
+        n_passages, seconds = _seconds_to_encode(model, trial.data)
         logger.info(
             "adapt: then the test encodes %s passages with two models, about %s each",
             f"{n_passages:,}",
@@ -262,93 +251,68 @@ def _save(model: SentenceTransformer, out: Path) -> None:
 def _choose(
     original: SentenceTransformer, trained: Path, training: Training, language: str, out: Path
 ) -> None:
-    """Writes how much of the change to the model in the folder `trained` is kept."""
+    """Writes how much of the change to the model in the folder `trained` is kept.
+
+    Also writes the queries on which it differs most from the model as published, to be judged.
+    """
     sample = sample_store(training.store, training.documents_H)
-    write_choice(choose_alpha(original, load_retriever(trained), sample, language), out)
+    decision = choose_alpha(original, load_retriever(trained), sample, language)
+    to_judge = out.with_name(TO_JUDGE)
+    if decision.choice.alpha and not to_judge.exists():
+        rankings = [decision.published, decision.adapted, decision.lexical]
+        write_to_judge(to_judge, *decision.sample, rankings)
+    write_choice(decision.choice, out)
 
 
 def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out: Path) -> None:
     _save(blend(original, load_retriever(trained), alpha), out)
 
 
-def _test(
-    workdir: Path, data: Path, models: Sequence[str], sizes: Sequence[int], options: Options
-) -> list[ResultRow]:
-    """Tests the models, each in a folder of its name, alone and fused with BM25.
-
-    Where vectors have several `sizes`, the smaller ones are tested too, but decide nothing.
-    """
-    ignore = options.ignore_identical_ids
-    bm25 = rank_by_bm25(workdir, data, options.language, ignore_identical_ids=ignore)
-    entries = [Entry("", False, [bm25])]
-    for model in models:
-        run = workdir / model / "test.trec"
-        dense = make_once(workdir, run, _search, workdir / model, data, ignore)
-        fused = make_once(workdir, workdir / model / "fused.trec", _fuse, bm25, dense)
-        before = [workdir / "model", workdir / "agreement.json"] if model == ADAPTED else []
-        entries.append(Entry(model, False, [*before, dense]))
-        entries.append(Entry(model, True, [*before, bm25, dense, fused]))
-        for size in sizes[1:]:
-            run = workdir / model / f"test.{size}.trec"
-            make_once(workdir, run, _search_cut, workdir / model, size, data, ignore)
-            results = [*before, dense, run]
-            entries.append(Entry(model, False, results, f"{size:,} of {sizes[0]:,}"))
-    baselines = [entry.name for entry in entries if entry.model != ADAPTED and not entry.part]
-    rows = compare_entries(workdir, data, entries, baselines, METRICS, ignore_identical_ids=ignore)
-    write_json(workdir / "results.json", [row._asdict() for row in rows])
-    return rows
+def _leave_open(workdir: Path, title: str, choice: Choice) -> Adaptation:
+    """Keeps the model as published, without judgments; says what to judge where it has changed."""
+    verdict = "no difference | none of the change is kept"
+    if choice.alpha:
+        folder = workdir / TO_JUDGE
+        n_queries = len(read_queries(folder))
+        verdict = (
+            f"unknown | judge {n_queries} queries in {folder / FORM}, then add --data={folder}"
+        )
+    return _finish(workdir, title, verdict, PUBLISHED)
 
 
-def _search(folder: Path, data: Path, ignore_identical_ids: bool, out: Path) -> None:
-    model = folder / "model"
-    embeddings = folder / "embeddings"
-    encode_corpus(Encoding(model), data, embeddings)
-    rank_by_vectors(embeddings, model, data, out, ignore_identical_ids=ignore_identical_ids)
-
-
-def _search_cut(folder: Path, size: int, data: Path, ignore_identical_ids: bool, out: Path) -> None:
-    rank_by_cut_vectors(
-        folder / "embeddings",
-        folder / "model",
-        size,
-        data,
-        out,
-        ignore_identical_ids=ignore_identical_ids,
-    )
-
-
-def _fuse(bm25: Path, dense: Path, out: Path) -> None:
-    write_run(out, fuse_runs([read_run(bm25), read_run(dense)], FUSION))
-
-
-def _conclude(
-    workdir: Path, title: str, unlabeled: Verdict, rows: Sequence[ResultRow], language: str
-) -> Adaptation:
-    """Copies the model that the verdict decides for, and writes the report.
-
-    The verdict is that of the test's rows; without any, the one without judgments.
-    """
-    verdict = judge(rows) if rows else unlabeled
+def _conclude(workdir: Path, title: str, compared: Compared) -> Adaptation:
+    """Keeps the model that the verdict decides for."""
+    verdict = judge(compared.rows)
     kept = ADAPTED if verdict.outcome == "helped" else PUBLISHED
-    make_once(workdir, workdir / "retriever", _copy, workdir / kept / "model")
-    notes = [] if rows else [WITHOUT_JUDGMENTS]
-    summary = " | ".join([f"VERDICT: {verdict.line()}", *notes, f"retriever/ is {kept}"])
+    line = " | ".join([verdict.line(), *passages_note(compared)])
+    changes = None
+    if verdict.test is not None:
+        changes = changes_between(compared, verdict.before, verdict.best)
+    adaptation = _finish(workdir, title, line, kept, compared.rows, changes)
+    search = search_flags(workdir / TEST, compared, verdict.winner, kept)
+    return adaptation._replace(search=search)
+
+
+def _finish(
+    workdir: Path,
+    title: str,
+    verdict: str,
+    kept: str,
+    rows: Sequence[ResultRow] = (),
+    changes: Changes | None = None,
+) -> Adaptation:
+    """Copies the model that is kept, and writes the report."""
+    retriever, model = workdir / "retriever", workdir / kept / "model"
+    if retriever.exists() and model_sha256(retriever) != model_sha256(model):
+        logger.info("adapt: %s becomes that of the new verdict", retriever)
+        shutil.rmtree(retriever)
+    make_once(workdir, retriever, _copy, model)
+    summary = f"VERDICT: {verdict} | retriever/ is {kept}"
     workdirs = {ADAPTED: workdir / "pretraining"}
-    write_report(workdir / "report.html", title, summary, workdirs, rows)
-    search = _search_flags(rows, verdict.winner, language)
-    if rows:
-        search.append(f"--embeddings={workdir / kept / 'embeddings'}")
-    return Adaptation([*rows], summary, search)
+    write_report(workdir / "report.html", title, summary, workdirs, rows, changes)
+    return Adaptation([*rows], summary, [])
 
 
 def _copy(folder: Path, out: Path) -> None:
     with new_folder(out) as new:
         shutil.copytree(folder, new, dirs_exist_ok=True)
-
-
-def _search_flags(rows: Sequence[ResultRow], winner: str, language: str) -> list[str]:
-    """Returns what makes `search` rank as the row that won."""
-    if not any(row.name == winner and row.is_fused for row in rows):
-        return []
-    flags = [f"--hybrid={FUSION}"]
-    return flags if language == LANGUAGE else [*flags, f"--language={language}"]

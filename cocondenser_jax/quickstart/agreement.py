@@ -10,24 +10,21 @@ little: it is what training on pairs of its text improves, whatever happens to r
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import regex
 import torch
 from sentence_transformers import SentenceTransformer
 
-from cocondenser_jax.analysis.report import Evaluation, result_rows
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.scripts import UNSPACED_BLOCKS
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, whole_message
-from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart.comparison import FUSION, ranking_name
-from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, Verdict, decide, judge
+from cocondenser_jax.evaluation.significance import Comparison, compare
+from cocondenser_jax.quickstart.verdict import decide
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, uses_bfloat16
@@ -38,7 +35,6 @@ from cocondenser_jax.storage.files import read_object, write_json
 logger = logging.getLogger(__name__)
 
 ALPHAS = (1.0, 0.75, 0.5, 0.25)  # how much of the change of the weights is kept, most first
-METRIC = "nDCG@10"  # that decides
 N_PASSAGES = 2_000
 N_WORDS = 6
 DEPTH = 10
@@ -63,20 +59,29 @@ class Choice(NamedTuple):
     """How much of the change of a model's weights is kept."""
 
     alpha: float  # 0 to 1
-    tests: dict[str, dict[str, Any]]  # alpha → its agreement, compared with the published model's
-    verdict: Verdict  # on what is kept
+    tests: dict[str, Comparison]  # alpha → its agreement, compared with the published model's
+
+
+class Decision(NamedTuple):
+    """A choice, and what it was made by."""
+
+    choice: Choice
+    sample: Sample  # the queries for which BM25 finds something
+    lexical: Run  # of BM25
+    published: Run  # of the model as it was
+    adapted: Run  # of the model with what is kept of the change
 
 
 def write_choice(choice: Choice, out: Path) -> None:
     """Writes a choice as JSON."""
-    write_json(out, choice._asdict() | {"verdict": choice.verdict._asdict()})
+    write_json(out, choice._asdict())
 
 
 def read_choice(path: Path) -> Choice:
     """Reads what `write_choice` wrote."""
     record = read_object(path)
     try:
-        return Choice(record["alpha"], record["tests"], Verdict(**record["verdict"]))
+        return Choice(record["alpha"], record["tests"])
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path} is damaged ({whole_message(error)}): delete it, and the same command makes it"
@@ -89,7 +94,7 @@ def choose_alpha(
     changed: SentenceTransformer,
     sample: Sample,
     language: str = LANGUAGE,
-) -> Choice:
+) -> Decision:
     """Chooses the largest of ALPHAS with which a model agrees no less than as published, or 0."""
     sample, lexical = leave_out_unfound(sample, lexical_run(sample, language))
     published = dense_run(original, sample)
@@ -101,33 +106,8 @@ def choose_alpha(
         test = compare(agreement(adapted, expected), before)["agreement"]
         tests[f"{alpha:g}"] = test
         if decide(test["difference"], test["randomization_p"]) != "harmed":
-            return Choice(alpha, tests, judge_unlabeled(lexical, published, adapted))
-    return Choice(0.0, tests, judge_unlabeled(lexical, published, None))
-
-
-def judge_unlabeled(lexical: Run, published: Run, adapted: Run | None) -> Verdict:
-    """Compares two models, fused with BM25, by how well queries find the spans they are from.
-
-    Args:
-      lexical: of BM25, for queries that are named like their spans.
-      published: of the model as it was.
-      adapted: of the changed model; None if none of the change is kept.
-    """
-    qrels = {query: {query: 1} for query in lexical}
-    runs = {PUBLISHED: published}
-    if adapted is not None:
-        runs[ADAPTED] = adapted
-    evaluations = []
-    for model, run in runs.items():
-        evaluation = Evaluation(
-            name=ranking_name(model, is_fused=True),
-            model=model,
-            is_fused=True,
-            metrics=evaluate_run(qrels, fuse_runs([lexical, run], FUSION), [METRIC]),
-            seconds=0.0,
-        )
-        evaluations.append(evaluation)
-    return judge(result_rows(evaluations, [evaluations[0].name]))
+            return Decision(Choice(alpha, tests), sample, lexical, published, adapted)
+    return Decision(Choice(0.0, tests), sample, lexical, published, published)
 
 
 def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> Sample:

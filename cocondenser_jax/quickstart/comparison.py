@@ -1,21 +1,71 @@
-"""Compares what BM25 and several models find for the queries of test."""
+"""Compares what BM25 and several models find for judged queries, and shows what changes.
 
-from collections.abc import Collection, Sequence
+The folder of a comparison:
+
+    DIR/started.json    the collection, by its checksums, and the settings
+    DIR/data/           the passages that are tested on, where they are a sample
+    DIR/bm25.trec       what BM25 finds
+    DIR/models/NAME/    of each model: started.json, embeddings/, dense.trec, and fused.trec, which
+                        is dense.trec fused with bm25.trec; where vectors are also cut to smaller
+                        sizes, dense.SIZE.trec for each
+    DIR/results.json    the rows of the table
+    DIR/seconds.json    how long each result took, interruptions included
+
+What exists is not made again. Another model may be added to the folder later.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
-from cocondenser_jax.collection.folder import read_queries, read_split
-from cocondenser_jax.collection.trec import read_run
-from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS, evaluate_run
+from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split, split_files
+from cocondenser_jax.collection.trec import Qrels, read_run, write_run
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.evaluation.ranking import (
+    evaluate_run,
+    parse_metric,
+    require_other_answers,
+)
+from cocondenser_jax.quickstart.sample import read_sampled, require_room, write_sample
 from cocondenser_jax.quickstart.steps import make_once, seconds_of
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
-from cocondenser_jax.retrieval.fuse import Method
+from cocondenser_jax.retrieval.embeddings import read_manifest
+from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
+from cocondenser_jax.retrieval.fuse import Method, fuse_runs
+from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.retrieval.search import open_cut, open_index, retrieve
-from cocondenser_jax.retrieval.terms import LANGUAGE
+from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
+from cocondenser_jax.storage.files import file_sha256, write_json
+from cocondenser_jax.storage.runs import start_or_compare
+
+logger = logging.getLogger(__name__)
 
 BM25 = "BM25"
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
+METRICS = ("nDCG@10", "MRR@10", "Recall@100")
+
+
+class Trial(NamedTuple):
+    """What rankings are compared on, and by."""
+
+    data: Path  # the folder of passages, queries and judgments
+    split: str = "test"
+    metrics: tuple[str, ...] = METRICS  # see `evaluate_run`; the first decides
+    language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
+    n_passages: int | None = None  # that are tested on, see `sample`; None: all
+    ignore_identical_ids: bool = False  # see `trec.drop_identical_ids`
+
+
+class RankedModel(NamedTuple):
+    """A model that is compared."""
+
+    name: str  # in the table
+    folder: Path  # or hub name
+    sizes: Sequence[int] = ()  # to which its vectors are also cut
+    seconds: float = 0.0  # that it took to make
 
 
 class Entry(NamedTuple):
@@ -25,11 +75,21 @@ class Entry(NamedTuple):
     is_fused: bool  # with the ranking of BM25
     results: Sequence[Path]  # all that `make_once` made for it; the last is its TREC run
     part: str = ""  # of each vector, as in `Evaluation`
+    vectors: tuple[int, int] = (0, 0)  # as in `Evaluation`
+    seconds: float = 0.0  # beside those of the results
 
     @property
     def name(self) -> str:
         """The name of its row."""
         return ranking_name(self.model, self.is_fused, self.part)
+
+
+class Compared(NamedTuple):
+    """The outcome of a comparison."""
+
+    rows: list[ResultRow]
+    trial: Trial  # on the passages that were tested on
+    rankings: Mapping[str, Ranking]  # of the rows, by their names
 
 
 def ranking_name(model: str, is_fused: bool, part: str = "") -> str:
@@ -40,77 +100,237 @@ def ranking_name(model: str, is_fused: bool, part: str = "") -> str:
     return f"{vectors} + {BM25}" if is_fused else vectors
 
 
+def with_first(metric: str | None) -> tuple[str, ...]:
+    """Returns the metrics of a comparison that is decided by one of them, or by another."""
+    return METRICS if metric is None else tuple(dict.fromkeys([metric, *METRICS]))
+
+
+def check_trial(trial: Trial) -> None:
+    """Raises a UserError for what a comparison would fail at, before any work."""
+    require_language(trial.language)
+    for metric in trial.metrics:
+        parse_metric(metric)
+    _, qrels = read_split(trial.data, trial.split)
+    if len(qrels) < 2:
+        raise UserError(
+            f"{trial.data} has one judged query of {trial.split}: a comparison needs two"
+        )
+    _require_relevant(trial, qrels)
+    if trial.ignore_identical_ids:
+        require_other_answers(qrels)
+    if trial.n_passages is not None:
+        require_room(qrels, trial.n_passages)
+
+
+def _require_relevant(trial: Trial, qrels: Qrels) -> None:
+    """Raises a UserError if a collection has no passage that is judged relevant; counts those."""
+    relevant = {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
+    n_found = len(relevant.intersection(passage.id for passage in read_corpus(trial.data)))
+    if not n_found:
+        raise UserError(
+            f"{trial.data} has none of the {len(relevant)} passages that its judgments of"
+            f" {trial.split} find relevant: all metrics would be 0"
+        )
+    if n_found < len(relevant):
+        logger.warning(
+            "%s has %d of the %d passages that its judgments of %s find relevant",
+            trial.data,
+            n_found,
+            len(relevant),
+            trial.split,
+        )
+
+
+def start_comparison(workdir: Path, trial: Trial) -> Trial:
+    """Starts the folder of a comparison, or continues it.
+
+    Returns:
+      The trial on the passages that are tested on.
+
+    Raises:
+      UserError: also if the folder was started on other texts or judgments.
+    """
+    files = split_files(trial.data, trial.split)
+    started = {
+        "data": {name: file_sha256(path) for name, path in files.items()},
+        "split": trial.split,
+        "language": trial.language,
+        "test_passages": trial.n_passages,
+        "ignore_identical_ids": trial.ignore_identical_ids,
+    }
+    start_or_compare(workdir / "started.json", started)
+    if trial.n_passages is None:
+        return trial
+    folder = workdir / "data"
+    make_once(workdir, folder, write_sample, trial.data, trial.split, trial.n_passages)
+    return trial._replace(data=folder)
+
+
+def compare_models(
+    workdir: Path, trial: Trial, models: Sequence[RankedModel], baselines: Collection[str] = ()
+) -> Compared:
+    """Ranks by BM25 and by each model, alone and fused with BM25, and evaluates all.
+
+    Args:
+      workdir: the head of this file says what it will hold. Its lock is the caller's.
+      trial: what they are compared on.
+      models: with different names.
+      baselines: names of models. All rankings are tested against the best one of BM25 and of these;
+        (): against the best one of all.
+    """
+    trial = start_comparison(workdir, trial)
+    bm25 = rank_by_bm25(workdir, trial)
+    entries = [Entry("", False, [bm25])]
+    for model in models:
+        entries += _rank_by_model(workdir, trial, model, bm25)
+    known = {"", *baselines} if baselines else {"", *(model.name for model in models)}
+    names = [entry.name for entry in entries if entry.model in known and not entry.part]
+    compared = compare_entries(workdir, trial, entries, names)
+    write_json(workdir / "results.json", [row._asdict() for row in compared.rows])
+    return compared
+
+
+def changes_between(compared: Compared, before: str, after: str) -> Changes:
+    """Finds what changes for the queries from one row of a comparison to another."""
+    trial = compared.trial
+    queries, qrels = read_split(trial.data, trial.split)
+    judged = Judged(trial.metrics[0], qrels, queries, trial.data)
+    return find_changes(compared.rankings[before], compared.rankings[after], judged)
+
+
+def search_flags(workdir: Path, compared: Compared, winner: str, model: str) -> list[str]:
+    """Returns what makes `search` rank as a row of a comparison does.
+
+    Args:
+      workdir: of the comparison.
+      compared: its outcome.
+      winner: the row's name; that of BM25 leads to the vectors alone.
+      model: by whose vectors to search.
+
+    Returns:
+      Flags; none where the vectors are of a sample of the passages.
+    """
+    if compared.trial.n_passages is not None:
+        return []
+    flags = [f"--embeddings={workdir / 'models' / model / 'embeddings'}"]
+    if any(row.name == winner and row.is_fused for row in compared.rows):
+        flags.append(f"--hybrid={FUSION}")
+        if compared.trial.language != LANGUAGE:
+            flags.append(f"--language={compared.trial.language}")
+    return flags
+
+
+def passages_note(compared: Compared) -> list[str]:
+    """Names the passages that were tested on, where they were not all: fewer are easier to rank."""
+    if compared.trial.n_passages is None:
+        return []
+    sampled = read_sampled(compared.trial.data)
+    if sampled.kept == sampled.passages:
+        return []
+    return [
+        f"on {sampled.kept:,} of {sampled.passages:,} passages, the {sampled.judged:,} judged ones"
+        " among them: metrics are higher than on all"
+    ]
+
+
 def compare_entries(
-    workdir: Path,
-    data: Path,
-    entries: Sequence[Entry],
-    baselines: Collection[str],
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    *,
-    ignore_identical_ids: bool = False,
-) -> list[ResultRow]:
-    """Evaluates rankings by the judgments of test, and tests each against the best baseline.
+    workdir: Path, trial: Trial, entries: Sequence[Entry], baselines: Collection[str]
+) -> Compared:
+    """Evaluates rankings by judgments, and tests each against the best baseline.
 
     Args:
       workdir: the pipeline's folder.
-      data: the folder of the judgments.
+      trial: where the judgments are, and what is computed of them.
       entries: one for each row.
       baselines: names of entries; the best is that with the highest mean of the first metric.
-      metrics: see `evaluate_run`.
-      ignore_identical_ids: see `evaluate_run`.
     """
-    _, qrels = read_split(data, "test")
+    _, qrels = read_split(trial.data, trial.split)
     evaluations = []
+    rankings = {}
     for entry in entries:
-        run = read_run(entry.results[-1])
+        source = entry.results[-1]
+        metrics = evaluate_run(
+            qrels,
+            read_run(source),
+            trial.metrics,
+            ignore_identical_ids=trial.ignore_identical_ids,
+        )
+        rankings[entry.name] = Ranking(entry.name, source, metrics)
         evaluation = Evaluation(
             name=entry.name,
             model=entry.model,
             is_fused=entry.is_fused,
-            metrics=evaluate_run(qrels, run, metrics, ignore_identical_ids=ignore_identical_ids),
-            seconds=seconds_of(workdir, entry.results),
+            metrics=metrics,
+            seconds=entry.seconds + seconds_of(workdir, entry.results),
             part=entry.part,
+            vectors=entry.vectors,
         )
         evaluations.append(evaluation)
-    return result_rows(evaluations, baselines)
+    return Compared(result_rows(evaluations, baselines), trial, rankings)
 
 
-def rank_by_bm25(
-    workdir: Path, data: Path, language: str = LANGUAGE, *, ignore_identical_ids: bool = False
-) -> Path:
-    """Makes, once, the ranking of BM25, in a language; returns its TREC run."""
-    run = workdir / "bm25.trec"
-    return make_once(workdir, run, _write_bm25_run, data, language, ignore_identical_ids)
+def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
+    """Makes, once, the rankings by a model's vectors, alone, fused with BM25, and of each size."""
+    folder = workdir / "models" / model.name
+    start_or_compare(folder / "started.json", {"model": model_sha256(model.folder)})
+    embeddings = folder / "embeddings"
+    dense = make_once(workdir, folder / "dense.trec", _search, trial, model.folder, embeddings)
+    fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)
+    manifest = read_manifest(embeddings)
+    alone = Entry(
+        model=model.name,
+        is_fused=False,
+        results=[dense],
+        vectors=(manifest.passages, manifest.dimension),
+        seconds=model.seconds,
+    )
+    entries = [alone, alone._replace(is_fused=True, results=[bm25, dense, fused])]
+    for size in model.sizes:
+        run = make_once(
+            workdir, folder / f"dense.{size}.trec", _search_cut, trial, model.folder, size
+        )
+        part = alone._replace(
+            results=[dense, run],
+            part=f"{size:,} of {manifest.dimension:,}",
+            vectors=(manifest.passages, size),
+        )
+        entries.append(part)
+    return entries
 
 
-def _write_bm25_run(data: Path, language: str, ignore_identical_ids: bool, out: Path) -> None:
+def _search(trial: Trial, model: Path, embeddings: Path, out: Path) -> None:
+    encode_corpus(Encoding(model), trial.data, embeddings)
+    rank_by_vectors(embeddings, model, trial, out)
+
+
+def _search_cut(trial: Trial, model: Path, size: int, out: Path) -> None:
+    index = open_cut(out.parent / "embeddings", model, size)
+    queries = read_queries(trial.data, trial.split)
+    retrieve(index, queries, out, ignore_identical_ids=trial.ignore_identical_ids)
+
+
+def _fuse(bm25: Path, dense: Path, out: Path) -> None:
+    write_run(out, fuse_runs([read_run(bm25), read_run(dense)], FUSION))
+
+
+def rank_by_bm25(workdir: Path, trial: Trial) -> Path:
+    """Makes, once, the ranking of BM25; returns its TREC run."""
+    return make_once(workdir, workdir / "bm25.trec", _write_bm25_run, trial)
+
+
+def _write_bm25_run(trial: Trial, out: Path) -> None:
     write_bm25_run(
-        data,
+        trial.data,
         out,
-        split="test",
-        settings=Bm25Settings(language=language),
-        ignore_identical_ids=ignore_identical_ids,
+        split=trial.split,
+        settings=Bm25Settings(language=trial.language),
+        ignore_identical_ids=trial.ignore_identical_ids,
     )
 
 
-def rank_by_vectors(
-    index: Path, model: Path, data: Path, out: Path, *, ignore_identical_ids: bool = False
-) -> None:
-    """Writes what the vectors of an index, or of embeddings, find for the queries of test."""
-    queries = read_queries(data, "test")
-    retrieve(open_index(index, model), queries, out, ignore_identical_ids=ignore_identical_ids)
-
-
-def rank_by_cut_vectors(
-    embeddings: Path,
-    model: Path,
-    size: int,
-    data: Path,
-    out: Path,
-    *,
-    ignore_identical_ids: bool = False,
-) -> None:
-    """Writes what the first `size` numbers of embeddings find for the queries of test."""
-    index = open_cut(embeddings, model, size)
-    queries = read_queries(data, "test")
-    retrieve(index, queries, out, ignore_identical_ids=ignore_identical_ids)
+def rank_by_vectors(index: Path, model: Path, trial: Trial, out: Path) -> None:
+    """Writes what the vectors of an index, or of embeddings, find for the queries."""
+    queries = read_queries(trial.data, trial.split)
+    retrieve(
+        open_index(index, model), queries, out, ignore_identical_ids=trial.ignore_identical_ids
+    )

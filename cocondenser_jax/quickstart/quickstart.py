@@ -21,10 +21,9 @@ paragraphs are in no training text.
 A step whose result exists is skipped, so an interrupted quickstart resumes.
 """
 
-import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,18 +31,22 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cocondenser_jax.analysis.report import ResultRow, write_report
+from cocondenser_jax.collection.beir import write_beir, write_passages
 from cocondenser_jax.collection.folder import read_split
+from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.quickstart.comparison import (
     Entry,
+    Trial,
     compare_entries,
     rank_by_bm25,
     rank_by_vectors,
@@ -51,7 +54,7 @@ from cocondenser_jax.quickstart.comparison import (
 from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_store
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.storage.files import new_folder, write_json, write_text
+from cocondenser_jax.storage.files import new_folder, write_json
 from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare
 
 VOCAB_SIZE = 8192
@@ -91,10 +94,11 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
         length = pretraining.get_config().data.length
         store = make_once(workdir, workdir / "store", write_store, text, tokenizer, length)
         candidates = _pretrain_candidates(workdir, store, tokenizer)
-        rank_by_bm25(workdir, data)
+        trial = Trial(data, metrics=DEFAULT_METRICS)
+        rank_by_bm25(workdir, trial)
         for candidate in candidates:
-            _search(workdir, candidate, data)
-        rows = compare_candidates(workdir, data, candidates)
+            _search(workdir, candidate, trial)
+        rows = compare_candidates(workdir, trial, candidates)
         write_json(workdir / "results.json", [row._asdict() for row in rows])
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
@@ -105,14 +109,14 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
 
 
 def compare_candidates(
-    workdir: Path, data: Path, candidates: Sequence[Candidate]
+    workdir: Path, trial: Trial, candidates: Sequence[Candidate]
 ) -> list[ResultRow]:
     """Evaluates the rankings of BM25 and of each model, and tests each against the last."""
     entries = [Entry("", False, [workdir / "bm25.trec"])]
     for candidate in candidates:
         results = [*candidate.models, *(candidate.folder / name for name in _RESULTS)]
         entries.append(Entry(candidate.name, False, results))
-    return compare_entries(workdir, data, entries, baselines=[candidates[-1].name])
+    return compare_entries(workdir, trial, entries, baselines=[candidates[-1].name]).rows
 
 
 class Docstring(NamedTuple):
@@ -138,13 +142,12 @@ def write_collection(out: Path) -> None:
     first_paragraphs = {each.name: each.first for each in docstrings}
     queries = {name: first_paragraphs[name] for names in splits.values() for name in names}
     with new_folder(out) as folder:
-        _write_lines(folder / "corpus.jsonl", {each.name: each.rest for each in docstrings})
-        _write_lines(folder / "queries.jsonl", queries)
-        _write_lines(folder / "pretrain.jsonl", texts)
-        (folder / "qrels").mkdir()
-        for split, names in splits.items():
-            rows = "".join(f"{name}\t{name}\t1\n" for name in names)
-            write_text(folder / "qrels" / f"{split}.tsv", f"query-id\tcorpus-id\tscore\n{rows}")
+        passages = [Passage(each.name, "", each.rest) for each in docstrings]
+        qrels = {split: {name: {name: 1} for name in names} for split, names in splits.items()}
+        write_beir(folder, passages, queries, qrels)
+        write_passages(
+            folder / "pretrain.jsonl", (Passage(name, "", text) for name, text in texts.items())
+        )
 
 
 def _split_docstrings() -> list[Docstring]:
@@ -173,12 +176,6 @@ def _split_queries(docstrings: Sequence[Docstring]) -> dict[str, list[str]]:
         "dev": names[N_TEST_QUERIES:n_held_out],
         "train": names[n_held_out:],
     }
-
-
-def _write_lines(path: Path, texts: Mapping[str, str]) -> None:
-    """Writes texts by id as JSON lines."""
-    lines = (json.dumps({"_id": name, "title": "", "text": text}) for name, text in texts.items())
-    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def _learn_vocabulary(text: str, out: Path) -> None:
@@ -218,12 +215,12 @@ def _config(stage: str, store: Path, warm_start: str = "") -> ConfigDict:
     return config.lock()
 
 
-def _search(workdir: Path, candidate: Candidate, data: Path) -> None:
+def _search(workdir: Path, candidate: Candidate, trial: Trial) -> None:
     """Makes a candidate's retriever and index, and searches for the queries of test."""
     retriever, index, run = (candidate.folder / name for name in _RESULTS)
-    make_once(workdir, retriever, _finetune, candidate.models[-1], data)
-    make_once(workdir, index, _build_index, retriever, data)
-    make_once(workdir, run, rank_by_vectors, index, retriever, data)
+    make_once(workdir, retriever, _finetune, candidate.models[-1], trial.data)
+    make_once(workdir, index, _build_index, retriever, trial.data)
+    make_once(workdir, run, rank_by_vectors, index, retriever, trial)
 
 
 def _finetune(model: Path, data: Path, out: Path) -> None:

@@ -1,19 +1,24 @@
 """The verdict on an adaptation, as a value: what the code decides by, and the line that is printed.
 
-A difference counts if the randomization test finds it at 0.05.
+A difference counts if the randomization test finds it at 0.05. Without judgments the verdict is
+"unknown", unless nothing has changed.
 """
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from cocondenser_jax.analysis.report import ResultRow
-from cocondenser_jax.evaluation.significance import format_p
+from cocondenser_jax.evaluation.significance import (
+    SIGNIFICANCE_LEVEL,
+    Comparison,
+    format_interval,
+    format_p,
+)
 
 PUBLISHED = "published"  # the model as it was
 ADAPTED = "adapted"  # the model with as much of the change as is kept
-SIGNIFICANCE_LEVEL = 0.05
 
-Outcome = Literal["helped", "no difference", "harmed"]
+Outcome = Literal["helped", "no difference", "harmed", "unknown"]
 
 
 class Verdict(NamedTuple):
@@ -22,11 +27,8 @@ class Verdict(NamedTuple):
     outcome: Outcome
     metric: str  # by which both are the best, and are compared
     best: str  # the ranking's name; that of `before` where there is no adapted model
-    best_mean: float
     before: str
-    before_mean: float
-    difference: float
-    p: float  # of the randomization test
+    test: Comparison | None  # of `best` against `before`, if they are two
 
     @property
     def winner(self) -> str:
@@ -35,11 +37,27 @@ class Verdict(NamedTuple):
 
     def line(self) -> str:
         """Returns the verdict as it is printed."""
-        if self.best == self.before:
+        if self.test is None:
             return f"{self.outcome} | {self.metric} | none of the change is kept"
-        compared = f"{self.best} {self.best_mean:.4f}, {self.before} {self.before_mean:.4f}"
-        figures = f"{compared} | {self.difference:+.4f} | p {format_p(self.p)}"
-        return f"{self.outcome} | {self.metric} | {figures}"
+        means = f"{self.best} {self.test['mean']:.4f}, {self.before} {self.test['other_mean']:.4f}"
+        p = f"p {format_p(self.test['randomization_p'])}"
+        figures = [self.outcome, self.metric, means, describe_difference(self.test), p]
+        if self.outcome == "no difference":
+            figures.append(describe_power(self.test))
+        return " | ".join(figures)
+
+
+def describe_difference(test: Comparison) -> str:
+    """Returns a difference with its interval, as it is printed."""
+    return f"{test['difference']:+.4f} ({format_interval(test['interval'], digits=4)})"
+
+
+def describe_power(test: Comparison) -> str:
+    """Returns which differences so many queries show, as it is printed."""
+    n_queries = test["better"] + test["worse"] + test["equal"]
+    if test["detectable"] is None:
+        return f"{n_queries} queries show no difference, however large"
+    return f"{n_queries:,} queries show differences of {test['detectable']:.2g} and more"
 
 
 def decide(difference: float, p: float) -> Outcome:
@@ -56,18 +74,18 @@ def judge(rows: Sequence[ResultRow]) -> Verdict:
     cut are there to be read: the model that is kept has whole ones.
     """
     metric = next(iter(rows[0].metrics))
-    (before,) = [row for row in rows if not row.p_values]
+    (before,) = [row for row in rows if not row.tests]
     adapted = [row for row in rows if row.model == ADAPTED and not row.part]
-    best = max(adapted, key=lambda row: row.metrics[metric], default=before)
-    difference = best.metrics[metric] - before.metrics[metric]
-    p = best.p_values.get(metric, 1.0)
+    if not adapted:
+        return Verdict(
+            outcome="no difference", metric=metric, best=before.name, before=before.name, test=None
+        )
+    best = max(adapted, key=lambda row: row.metrics[metric])
+    test = best.tests[metric]
     return Verdict(
-        outcome=decide(difference, p),
+        outcome=decide(test["difference"], test["randomization_p"]),
         metric=metric,
         best=best.name,
-        best_mean=best.metrics[metric],
         before=before.name,
-        before_mean=before.metrics[metric],
-        difference=difference,
-        p=p,
+        test=test,
     )

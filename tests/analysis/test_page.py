@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from cocondenser_jax.analysis.report import ResultRow, write_report
+from tests.world import comparison_of
 
 HOSTILE = "<script src='https://x.example/a.js'>&\"</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -55,7 +56,7 @@ def write_run(folder, metric, facts):
 def written_page(tmp_path, **changes):
     run = write_run(tmp_path / "run", "loss", {"seed": 7, "jax": "0.10"})
     rows = [
-        ResultRow("BM25", "", False, {"MRR@10": 0.471}, {"MRR@10": 0.02}, 0.2),
+        ResultRow("BM25", "", False, {"MRR@10": 0.471}, {"MRR@10": comparison_of(0.02)}, 0.2),
         ResultRow("coCondenser", "coCondenser", False, {"MRR@10": 0.24}, {}, 1513.0),
     ]
     values = {"title": "A run", "summary": "Small.", "workdirs": {"stage 1": run}, "rows": rows}
@@ -67,8 +68,15 @@ def written_page(tmp_path, **changes):
 
 def test_page_shows_the_table_and_the_facts(tmp_path):
     _, page = written_page(tmp_path)
-    assert page.texts_in("th") == ["MRR@10", "p", "seconds", "BM25", "coCondenser"]
-    assert page.texts_in("td") == ["0.471", "0.02", "0", "0.240", "1,513"]
+    assert page.texts_in("th") == ["MRR@10", "95 %", "p", "seconds", "BM25", "coCondenser"]
+    assert page.texts_in("td") == [
+        "0.471 (+0.000)",
+        "-0.100 to +0.100",
+        "0.02",
+        "0",
+        "0.240",
+        "1,513",
+    ]
     assert page.texts_in("h2") == ["Comparison", "Pre-training"]
     assert page.texts_in("summary") == ["stage 1"]
     assert page.texts_in("dt") == ["seed", "jax"]

@@ -9,6 +9,7 @@ from cocondenser_jax.analysis.plots import COLORS
 from cocondenser_jax.analysis.report import ResultRow, comparison_table
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
+from tests.world import comparison_of
 
 LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/positive_mrr": 0.5, "epoch": 1.0}
 
@@ -82,7 +83,21 @@ def test_p_of_a_comparison_is_corrected_for_its_rows():
     measured = {"BM25": 2 / 10_001, "worse": 0.02, "against": None, "alike": 0.03}
     rows = []
     for name, p in measured.items():
-        p_values = {"MRR@10": p, "nDCG@10": 0.9} if p else {}
-        rows.append(ResultRow(name, name, False, {"MRR@10": 0.5, "nDCG@10": 0.6}, p_values, 1.0))
+        tests = {"MRR@10": comparison_of(p), "nDCG@10": comparison_of(0.9)} if p else {}
+        rows.append(ResultRow(name, name, False, {"MRR@10": 0.5, "nDCG@10": 0.6}, tests, 1.0))
     header, *lines = comparison_table(rows)
     assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "", "0.04"]
+
+
+def test_a_table_has_signed_differences_and_what_a_ranking_costs():
+    metrics = {"nDCG@10": 0.5, "Recall@100": 0.75}
+    tests = {"nDCG@10": comparison_of(0.5, 0.25), "Recall@100": comparison_of(0.01, -0.125)}
+    rows = [
+        ResultRow("BM25", "", False, metrics, tests, 1234.4),
+        ResultRow("a", "a", False, metrics, {}, 0.6, vectors=(12_345, 384)),
+    ]
+    assert comparison_table(rows) == [
+        ["", "nDCG@10", "95 %", "p", "Recall@100", "vectors", "seconds"],
+        ["BM25", "0.500 (+0.250)", "+0.150 to +0.350", "0.5", "0.750 (-0.125)", "", "1,234"],
+        ["a", "0.500", "", "", "0.750", "12,345 x 384", "1"],
+    ]

@@ -1,10 +1,12 @@
 """`evaluate` as a user types it: tables, files, and one line for each mistake."""
 
 import json
+import re
 
 import pytest
 
 from cocondenser_jax.cli import main
+from tests.world import write_records
 
 RUN = ["q1 d2 d1 d3", "q2 d2 d1", "q3 d4 d3 d2"]
 OTHER = ["q1 d1 d2 d3", "q2 d2 d1", "q3 d4 d2 d3"]
@@ -73,8 +75,10 @@ def test_two_runs_are_compared(folder, capsys):
         ["MRR@10", "0.5000", "0.5833", "-0.0833"],
         ["Recall@1", "0.2500", "0.5000", "-0.2500"],
     ]
-    assert [row[6:] for row in rows] == [["1", "1", "2"], ["0", "1", "3"]]
-    assert rows[0][5] == rows[1][5] == "1"
+    assert header[3:5] == ["95", "%"]
+    assert rows[0][4:7] == ["-0.3750", "to", "+0.1250"]
+    assert [row[9:] for row in rows] == [["1", "1", "2"], ["0", "1", "3"]]
+    assert rows[0][8] == rows[1][8] == "1"
     result = json.loads((folder / "f").read_text())
     assert result["mean"]["Recall@1"] == 0.25
     assert result["compared_with"]["per_query"]["q3"]["MRR@10"] == pytest.approx(1 / 3)
@@ -89,13 +93,41 @@ def test_p_of_two_runs_is_a_bound_where_the_draws_end(folder, capsys):
     command = "evaluate --run=first.trec --compare_with=last.trec --qrels=many.tsv"
     assert main([*command.split(), "--metrics=MRR@10"]) == 0
     row = printed(capsys)[1]
-    assert row[5:7] == ["≤", "0.0002"]
+    assert row[8:10] == ["≤", "0.0002"]
 
 
 def test_a_run_against_itself(folder, capsys):
     command = "evaluate --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --metrics=MRR@10"
     assert main(command.split()) == 0
-    assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 1 1 0 0 4".split()
+    assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 +0.0000 to +0.0000 1 1 0 0 4".split()
+
+
+@pytest.mark.effect("evaluate --report", "evaluate --data")
+def test_the_queries_that_change_are_shown(folder, capsys):
+    texts = {"q1": "<b>first</b>", "q2": "second", "q3": "third " * 200, "q4": "fourth"}
+    records = [{"_id": query, "text": text} for query, text in texts.items()]
+    write_records(folder / "data" / "queries.jsonl", records)
+    passages = [{"_id": f"d{i}", "title": f"Title {i}", "text": f"text {i}"} for i in range(1, 5)]
+    write_records(folder / "data" / "corpus.jsonl", passages)
+    compared = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
+    command = [*compared.split(), "--metrics=MRR@10,Recall@1", "--data=data"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "report: report.html"
+    assert main([*command, "--report=page.html"]) == 0
+    assert (folder / "page.html").read_text() == (folder / "report.html").read_text()
+    (folder / "report.html").unlink()
+    page = (folder / "page.html").read_text()
+    gained, lost = page[page.index("Gained most") :].split("Lost most")
+    assert re.findall(r'<span class="gain">(.*?)</span> (\w+)', gained) == [("+0.167", "third")]
+    assert re.findall(r'<span class="gain">(.*?)</span> (\S+)', lost)[0][0] == "-0.500"
+    assert "&lt;b&gt;first&lt;/b&gt;" in lost
+    assert page.count("third") < 40
+    assert re.findall(r"<b>(\S+ → \S+)</b> (Title \d)", lost) == [("1 → 2", "Title 1")]
+    assert re.findall(r"<b>(\S+ → \S+)</b> (Title \d)", gained) == [("3 → 2", "Title 3")]
+    write_records(folder / "data" / "corpus.jsonl", passages[:1])
+    assert main(command) == 2
+    assert "passages that the data does not have" in capsys.readouterr().err
+    assert not (folder / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement, comparison
 from cocondenser_jax.quickstart.adapt import adapt
-from cocondenser_jax.quickstart.verdict import Verdict
+from cocondenser_jax.quickstart.judging import most_different
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
@@ -72,13 +72,11 @@ def kill_during_training(words, workdir):
     assert process.wait() == -signal.SIGKILL
 
 
-def copy_pretraining(finished, workdir, **changes):
-    """Copies all but the test of an adaptation, which continues as one that was asked otherwise."""
-    shutil.copytree(finished, workdir, ignore=shutil.ignore_patterns("retriever", "report.html"))
+def copy_pretraining(finished, workdir):
+    """Copies an adaptation to another folder, where it continues."""
+    shutil.copytree(finished, workdir)
     run = workdir / "pretraining" / "run.json"
     run.write_text(run.read_text().replace(str(finished), str(workdir)))
-    started = json.loads((finished / "started.json").read_text())
-    (workdir / "started.json").write_text(json.dumps(started | changes))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +116,7 @@ def finished(tmp_path_factory, make_model, corpus, judged_data):
             kill_during_training(command, workdir)
             assert not (workdir / "model").exists()
         else:
-            copy_pretraining(folder / "unlabeled", workdir, data=str(judged_data))
+            copy_pretraining(folder / "unlabeled", workdir)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdout", out := (folder / f"{name}.out").open("w"))
             assert main(command) == 0
@@ -128,7 +126,8 @@ def finished(tmp_path_factory, make_model, corpus, judged_data):
 
 
 def results(workdir):
-    return {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
+    file = workdir / "test" / "results.json"
+    return {row["name"]: row for row in json.loads(file.read_text())}
 
 
 def weights(folder):
@@ -151,7 +150,7 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
     exported, tensors = load_folder(str(workdir / "model"), n_head_layers=0)
     assert exported.representation == SPELLINGS["mean-cosine"]
     jax.tree.map(np.testing.assert_array_equal, tensors, params)
-    assert not (workdir / "results.json").exists()
+    assert not (workdir / "test").exists()
     copy = workdir / "published" / "model" / "model.safetensors"
     assert file_sha256(copy) == file_sha256(finished.model / "model.safetensors")
 
@@ -165,25 +164,28 @@ def test_without_judgments_the_alpha_that_agrees_is_kept(finished):
         assert holds == (float(alpha) == chosen["alpha"])
     assert chosen["alpha"] in (0.0, float(last))
     line = finished.printed[workdir].splitlines()[0]
-    verdict = Verdict(**chosen["verdict"])
-    kept = "adapted" if verdict.outcome == "helped" else "published"
-    said = f"{verdict.line()} | {adapting.WITHOUT_JUDGMENTS} | retriever/ is {kept}"
-    assert line == f"VERDICT: {said}"
+    verdict = "no difference | none of the change is kept"
+    if chosen["alpha"]:
+        folder = workdir / "to_judge"
+        judge = f"judge {len(lines(folder / 'queries.jsonl'))} queries in {folder}/qrels/test.tsv"
+        verdict = f"unknown | {judge}, then add --data={folder}"
+    assert line == f"VERDICT: {verdict} | retriever/ is published"
     for name, value in weights(workdir / "retriever").items():
-        np.testing.assert_array_equal(value, weights(workdir / kept / "model")[name], name)
+        np.testing.assert_array_equal(value, weights(finished.model)[name], name)
 
 
-def test_without_judgments_the_verdict_is_of_the_alpha_that_is_kept(finished):
+def test_without_judgments_the_queries_to_judge_are_those_that_differ_most(finished):
     workdir = finished.unlabeled
-    chosen = json.loads((workdir / "agreement.json").read_text())
+    alpha = json.loads((workdir / "agreement.json").read_text())["alpha"]
+    assert (workdir / "to_judge").exists() == (alpha > 0)
+    if not alpha:
+        return
     store = open_store(workdir / "store")
     sample = agreement.sample_store(store, held_out_documents(store, 300, of_one_span=True))
     before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
-    runs = [agreement.dense_run(before, sample), None]
-    if chosen["alpha"]:
-        runs[1] = agreement.dense_run(blend(before, after, chosen["alpha"]), sample)
-    verdict = agreement.judge_unlabeled(agreement.lexical_run(sample), *runs)
-    assert verdict._asdict() == chosen["verdict"]
+    models = before, blend(before, after, alpha)
+    expected = most_different(*(agreement.dense_run(model, sample) for model in models))
+    assert [q["_id"] for q in lines(workdir / "to_judge" / "queries.jsonl")] == expected
 
 
 def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):
@@ -193,8 +195,7 @@ def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):
     assert model.similarity_fn_name == "cosine"
     kinds = [type(module).__name__ for module in model]
     # As published, the folder says cosine without a module that makes it so.
-    is_adapted = "retriever/ is adapted" in finished.printed[workdir]
-    assert kinds == ["Transformer", "Pooling", *(["Normalize"] if is_adapted else [])]
+    assert kinds == ["Transformer", "Pooling"]
     assert model[1].pooling_mode == "mean"
     before, after = weights(finished.model), weights(workdir / "model")
     changed = weights(workdir / "adapted" / "model") if alpha else before
@@ -223,13 +224,14 @@ def cosine_run(model, data):
 def test_with_judgments_all_rankings_are_compared_on_them(finished):
     rows = results(finished.judged)
     qrels = read_qrels(finished.data / "qrels" / "test.tsv")
-    bm25 = read_run(finished.judged / "bm25.trec")
+    test = finished.judged / "test"
+    bm25 = read_run(test / "bm25.trec")
     alpha = json.loads((finished.judged / "agreement.json").read_text())["alpha"]
     names = ["published", *(["adapted"] if alpha else [])]
     assert [*rows] == ["BM25", *(n + end for n in names for end in ("", " + BM25"))]
     for name in names:
         run = cosine_run(finished.judged / name / "model", finished.data)
-        fused = fuse_runs([bm25, read_run(finished.judged / name / "test.trec")], "min_max")
+        fused = fuse_runs([bm25, read_run(test / "models" / name / "dense.trec")], "min_max")
         for row, expected in ((name, run), (f"{name} + BM25", fused)):
             found = evaluate_run(qrels, expected, ["nDCG@10", "MRR@10"])["mean"]
             for measure, value in found.items():
@@ -250,9 +252,10 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
 
 def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
     caplog.set_level("INFO", logger=adapting.__name__)
-    for name in ("write_store", "encode_corpus", "rank_by_vectors", "choose_alpha"):
+    for name in ("write_store", "choose_alpha"):
         monkeypatch.setattr(adapting, name, pytest.fail)
-    monkeypatch.setattr(comparison, "write_bm25_run", pytest.fail)
+    for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
+        monkeypatch.setattr(comparison, name, pytest.fail)
     before = results(finished.judged)
     again = adapt(
         finished.judged, str(finished.corpus), str(finished.model), finished.data, SETTINGS

@@ -16,8 +16,7 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_qu
 from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.quickstart import adapt as adapting
-from cocondenser_jax.quickstart.agreement import Choice
-from cocondenser_jax.quickstart.verdict import Verdict
+from cocondenser_jax.quickstart.agreement import Choice, Decision, Sample
 from tests.world import write_records, write_retriever
 
 pytestmark = pytest.mark.timeout(900)
@@ -57,8 +56,9 @@ def corpus(words, tmp_path):
 @pytest.fixture
 def keeps_all(monkeypatch):
     """Lets `adapt` keep all of the change, whatever agrees."""
-    verdict = Verdict("helped", "nDCG@10", "adapted", 1.0, "published", 0.5, 0.5, 0.01)
-    monkeypatch.setattr(adapting, "choose_alpha", lambda *_: Choice(1.0, {}, verdict))
+    run = {"a": {"a": 1.0}}
+    decision = Decision(Choice(1.0, {}), Sample({"a": "text"}, {"a": "text"}), run, run, run)
+    monkeypatch.setattr(adapting, "choose_alpha", lambda *_: decision)
 
 
 @pytest.mark.parametrize("given", [[], ["--config.model.sizes=[32,16,4]"]])
@@ -72,7 +72,8 @@ def test_every_size_is_trained_and_has_a_row(model, corpus, data, tmp_path, keep
     assert run["config"]["model"]["sizes"] == [32, *smaller]
     assert run["model"]["representation"]["sizes"] == [32, *smaller]
 
-    rows = {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
+    results = workdir / "test" / "results.json"
+    rows = {row["name"]: row for row in json.loads(results.read_text())}
     parts = [f"{name}, {size} of 32" for name in ("published", "adapted") for size in smaller]
     assert [name for name in rows if " of " in name] == parts
     assert [row["part"] for name, row in rows.items() if " of " not in name] == [""] * 5
@@ -90,7 +91,9 @@ def test_every_size_is_trained_and_has_a_row(model, corpus, data, tmp_path, keep
         expected = evaluate_run(qrels, ranked, ["nDCG@10"])["mean"]["nDCG@10"]
         assert rows[part]["metrics"]["nDCG@10"] == pytest.approx(expected, abs=2e-3)
     # They are tested against the best of whole vectors.
-    assert all(rows[part]["p_values"] for part in parts)
+    assert all(rows[part]["tests"] for part in parts)
+    n_passages = len(passages)
+    assert [rows[part]["vectors"] for part in parts] == [[n_passages, s] for s in smaller] * 2
     assert main(command) == 0  # nothing is left to do
 
 
@@ -115,7 +118,7 @@ def test_dense_layers_are_adapted_too(model_folder, corpus, tmp_path, keeps_all)
     assert main([*command, *SETTINGS]) == 0
     before, trained, after = (
         SentenceTransformer(str(folder)).state_dict()
-        for folder in (published, workdir / "model", workdir / "retriever")
+        for folder in (published, workdir / "model", workdir / "adapted" / "model")
     )
     dense = ["2.linear.weight", "2.linear.bias", "3.linear.weight"]
     assert [name for name in before if "linear" in name] == dense
@@ -123,9 +126,9 @@ def test_dense_layers_are_adapted_too(model_folder, corpus, tmp_path, keeps_all)
     for name in dense:
         assert not before[name].equal(trained[name])
         np.testing.assert_allclose(after[name], trained[name], rtol=0, atol=1e-6)
-    retriever = SentenceTransformer(str(workdir / "retriever"))
-    assert retriever.encode("a word").shape == (10,)
-    assert retriever.similarity_fn_name == "cosine"
+    adapted = SentenceTransformer(str(workdir / "adapted" / "model"))
+    assert adapted.encode("a word").shape == (10,)
+    assert adapted.similarity_fn_name == "cosine"
 
 
 @pytest.mark.parametrize("sizes", ["[16,8]", "[64,32]", "[32,8,16]", "[32,0]"])

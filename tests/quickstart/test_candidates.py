@@ -5,9 +5,10 @@ import json
 import pytest
 
 from cocondenser_jax.collection.trec import read_qrels, read_run
-from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS, evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart import quickstart as module
+from cocondenser_jax.quickstart.comparison import Trial
 from cocondenser_jax.quickstart.quickstart import Candidate, compare_candidates
 
 N_QUERIES = 12
@@ -54,7 +55,7 @@ def compared(tmp_path):
 
 def test_each_row_is_tested_against_the_last(compared):
     work, data, candidates = compared
-    rows = compare_candidates(*compared)
+    rows = compare_candidates(work, Trial(data, metrics=DEFAULT_METRICS), candidates)
     assert [row.name for row in rows] == ["BM25", "bad", "good", "best"]
     qrels = read_qrels(data / "qrels" / "test.tsv")
     files = [work / "bm25.trec", *(each.folder / "test.trec" for each in candidates)]
@@ -62,16 +63,18 @@ def test_each_row_is_tested_against_the_last(compared):
     for row, result in zip(rows, results, strict=True):
         assert row.metrics == result["mean"]
     for row, result in zip(rows[:-1], results[:-1], strict=True):
-        tested = compare(results[-1]["per_query"], result["per_query"])
+        tested = compare(result["per_query"], results[-1]["per_query"])
         for measure in ("MRR@10", "nDCG@10"):
-            assert row.p_values[measure] == tested[measure]["randomization_p"]
+            assert row.tests[measure] == tested[measure]
     # Against the first, "good" would be as sure as "bad" is against the last.
-    assert rows[1].p_values["MRR@10"] < 0.01 < 0.1 < rows[2].p_values["MRR@10"]
-    assert rows[3].p_values == {}
+    p_values = [row.tests["MRR@10"]["randomization_p"] for row in rows[1:3]]
+    assert p_values[0] < 0.01 < 0.1 < p_values[1]
+    assert rows[3].tests == {}
 
 
 def test_seconds_are_those_of_all_that_a_row_took(compared):
-    rows = compare_candidates(*compared)
+    work, data, candidates = compared
+    rows = compare_candidates(work, Trial(data), candidates)
     seconds = [row.seconds for row in rows]
     assert seconds == [1, 2 + 4 + 8, 16 + 32 + 64, 128 + 256 + 512 + 1024 + 2048]
 
@@ -87,7 +90,7 @@ def test_a_retriever_is_fine_tuned_on_the_data(beir, model_folder, tmp_path, mon
     monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "rank_by_vectors", lambda *_: None)
     (candidate.folder / "index").mkdir(parents=True)
-    module._search(tmp_path, candidate, beir)
+    module._search(tmp_path, candidate, Trial(beir))
     [config] = configs
     assert (config.model.folder, config.data.folder) == (str(model_folder), str(beir))
     assert (candidate.folder / "retriever").is_dir()

@@ -1,6 +1,7 @@
 """The entries of a comparison: their names, what they are tested against, their seconds."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +12,17 @@ from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart.comparison import (
+    Compared,
     Entry,
+    Trial,
+    check_trial,
     compare_entries,
     rank_by_bm25,
     ranking_name,
+    search_flags,
+    with_first,
 )
-from tests.world import write_beir, write_records
+from tests.world import write_beir, write_qrels, write_records
 
 N = 8
 
@@ -51,15 +57,18 @@ def folder(tmp_path):
 def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     first, second = (folder / f"{name}.trec" for name in ("first", "second"))
     entries = [Entry("", False, [second]), Entry("new", True, [folder / "model", first])]
-    bm25, new = compare_entries(folder, folder / "data", entries, baselines, ["MRR@10"])
+    trial = Trial(folder / "data", metrics=("MRR@10",))
+    bm25, new = compare_entries(folder, trial, entries, baselines).rows
     assert (bm25.name, bm25.model, bm25.is_fused) == ("BM25", "", False)
     assert (new.name, new.model, new.is_fused) == ("new + BM25", "new", True)
     assert (bm25.metrics, new.metrics) == ({"MRR@10": 0.5}, {"MRR@10": 1.0})
     assert (bm25.seconds, new.seconds) == (4.0, 3.0)
     # All queries differ alike: two of the 2^8 assignments are as extreme.
-    p_values = {row.name: row.p_values for row in (bm25, new)}
-    assert p_values.pop(best) == {}
-    assert [*p_values.values()] == [{"MRR@10": 2 / 2**N}]
+    tests = {row.name: row.tests for row in (bm25, new)}
+    assert tests.pop(best) == {}
+    (test,) = tests.values()
+    assert test["MRR@10"]["randomization_p"] == 2 / 2**N
+    assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
 
 
 @pytest.mark.effect("adapt --language")
@@ -74,10 +83,9 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
     expected = {"english": ["q1"], "german": ["q0", "q1"]}
     language = "german"
 
-    def stop(_, ranked_data, ranked_language, ignore_identical_ids):
-        assert not ignore_identical_ids
-        assert (ranked_data, ranked_language) == (data, language)
-        found = read_run(rank_by_bm25(tmp_path / language, ranked_data, ranked_language))
+    def stop(_, trial):
+        assert (trial.data, trial.language) == (data, language)
+        found = read_run(rank_by_bm25(tmp_path / language, trial))
         assert [*found] == expected[language]
         raise UserError("before any training")
 
@@ -105,7 +113,40 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
     ],
 )
 def test_the_search_that_is_printed_is_in_the_language(winner, language, flags):
-    row = {"model": "m", "metrics": {}, "p_values": {}, "seconds": 0.0}
+    row = {"model": "m", "metrics": {}, "tests": {}, "seconds": 0.0}
     rows = [ResultRow(name="dense", is_fused=False, **row)]
     rows.append(ResultRow(name="fused", is_fused=True, **row))
-    assert adapting._search_flags(rows, winner, language) == flags
+    compared = Compared(rows, Trial(Path("data"), language=language), {})
+    place = f"--embeddings={Path('runs/models/m/embeddings')}"
+    assert search_flags(Path("runs"), compared, winner, "m") == [place, *flags]
+    sampled = compared._replace(trial=compared.trial._replace(n_passages=5))
+    assert search_flags(Path("runs"), sampled, winner, "m") == []
+
+
+def test_the_metric_that_decides_comes_first():
+    assert with_first(None) == ("nDCG@10", "MRR@10", "Recall@100")
+    assert with_first("Recall@100") == ("Recall@100", "nDCG@10", "MRR@10")
+    assert with_first("P@5") == ("P@5", "nDCG@10", "MRR@10", "Recall@100")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"split": "dev"}, "has no judgments of split 'dev'"),
+        ({"metrics": ("MRR@ten",)}, "unknown metric 'MRR@ten'"),
+        ({"language": "klingon"}, "language 'klingon'"),
+        (
+            {"n_passages": N - 1},
+            "7 passages to test on: expected at least 8, those that are judged",
+        ),
+        ({"split": "one"}, "has one judged query of one: a comparison needs two"),
+        ({"split": "own", "ignore_identical_ids": True}, "have a relevant passage with their own"),
+    ],
+)
+def test_what_a_comparison_would_fail_at_is_one_line_before_any_work(folder, changes, said):
+    write_qrels(folder / "data" / "qrels" / "one.tsv", {"q0": {"p0": 1}})
+    write_qrels(folder / "data" / "qrels" / "own.tsv", {"q0": {"q0": 1}, "q1": {"p1": 1}})
+    trial = Trial(folder / "data")
+    check_trial(trial)
+    with pytest.raises(UserError, match=said):
+        check_trial(trial._replace(**changes))

@@ -19,8 +19,7 @@ from safetensors.numpy import load_file
 from cocondenser_jax.cli import main
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement
-from cocondenser_jax.quickstart.agreement import Choice, Sample
-from cocondenser_jax.quickstart.verdict import Verdict
+from cocondenser_jax.quickstart.agreement import Choice, Decision, Sample
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever, towers
 from tests.world import write_beir
@@ -91,7 +90,8 @@ def adapt_to(world, tmp_path, train_by, capsys):
 def read_verdict(line):
     """Returns the outcome, the names of the rankings that were compared, and their difference."""
     outcome, _, compared, difference, *_ = line.removeprefix("VERDICT: ").split(" | ")
-    return outcome, re.findall(r"(\S.*?) 0\.\d{4}(?:, )?", compared), float(difference)
+    names = re.findall(r"(\S.*?) 0\.\d{4}(?:, )?", compared)
+    return outcome, names, float(difference.partition(" ")[0])
 
 
 def weights(folder):
@@ -108,11 +108,6 @@ def test_a_better_model_helps(world, adapt_to):
     result = adapt_to(world.blind, world.seeing, f"--data={world.data}")
     assert result.agreement["alpha"] == 1.0
     assert [*result.agreement["tests"]] == ["1"]
-    unlabeled = result.agreement["verdict"]
-    assert unlabeled["outcome"] == "helped"
-    assert (unlabeled["best"], unlabeled["before"]) == ("adapted + BM25", "published + BM25")
-    assert unlabeled["best_mean"] > unlabeled["before_mean"]
-    assert unlabeled["difference"] > 0.1
     # Half of what BM25 finds is enough to be the best without the adapted model.
     outcome, (best, before), difference = read_verdict(result.verdict)
     assert (outcome, best, before) == ("helped", "adapted + BM25", "BM25")
@@ -121,32 +116,76 @@ def test_a_better_model_helps(world, adapt_to):
     assert_same_weights(result.workdir / "retriever", world.seeing)
 
 
+@pytest.mark.effect("adapt --metric", "adapt --test_passages")
+def test_a_test_among_fewer_passages_by_another_metric(world, adapt_to):
+    flags = [f"--data={world.data}", "--metric=MRR@10", "--test_passages=100"]
+    result = adapt_to(world.blind, world.seeing, *flags)
+    outcome, metric, *_ = result.verdict.removeprefix("VERDICT: ").split(" | ")
+    assert (outcome, metric) == ("helped", "MRR@10")
+    said = "on 100 of 300 passages, the 60 judged ones among them: metrics are higher than on all"
+    assert result.verdict.endswith(f" | {said} | retriever/ is adapted")
+    rows = json.loads((result.workdir / "test" / "results.json").read_text())
+    assert [*rows[0]["metrics"]] == ["MRR@10", "nDCG@10", "Recall@100"]
+    assert [row["vectors"] for row in rows] == [[0, 0], *[[100, 128]] * 4]
+
+
+def test_without_judgments_the_better_model_is_not_kept_until_it_is_judged(world, adapt_to):
+    result = adapt_to(world.blind, world.seeing)
+    folder = result.workdir / "to_judge"
+    form = folder / "qrels" / "test.tsv"
+    assert result.verdict == (
+        f"VERDICT: unknown | judge 30 queries in {form}, then add --data={folder}"
+        " | retriever/ is published"
+    )
+    assert_same_weights(result.workdir / "retriever", world.blind)
+    with pytest.raises(AssertionError):  # a form without judgments is refused
+        adapt_to(world.blind, world.seeing, f"--data={folder}")
+    # A query asks for the passage that it is from, and BM25 finds its words there.
+    header, *rows = (line.split("\t") for line in form.read_text().splitlines())
+    places = {name: i for i, name in enumerate(header)}
+    for row in rows:
+        row[places["score"]] = str(int(row[places["query-id"]] == row[places["corpus-id"]]))
+    form.write_text("\n".join("\t".join(row) for row in [header, *rows]))
+    judged = adapt_to(world.blind, world.seeing, f"--data={folder}")
+    assert judged.verdict.startswith("VERDICT: no difference | nDCG@10 | ")
+    assert ", BM25 1.0000 | " in judged.verdict
+    assert "30 queries show differences of" in judged.verdict
+
+
+def test_judgments_that_come_later_decide_without_another_training(
+    world, adapt_to, monkeypatch, capsys
+):
+    first = adapt_to(world.blind, world.seeing)
+    assert_same_weights(first.workdir / "retriever", world.blind)
+    monkeypatch.setattr(adapting, "choose_alpha", pytest.fail)
+    later = adapt_to(world.blind, world.seeing, f"--data={world.data}")
+    outcome, _, difference = read_verdict(later.verdict)
+    assert (outcome, difference > 0.2) == ("helped", True)
+    assert_same_weights(later.workdir / "retriever", world.seeing)
+    assert "Gained most" in (later.workdir / "report.html").read_text()
+    other = [f"--corpus={world.data}", f"--model={world.blind}", f"--workdir={later.workdir}"]
+    other += [f"--data={later.workdir / 'to_judge'}", "--config.data.length=64"]
+    form = later.workdir / "to_judge" / "qrels" / "test.tsv"
+    form.write_text(form.read_text().replace("\n\t", "\n1\t"))
+    assert main(["adapt", *other]) == 2
+    assert f"{later.workdir / 'test'} was started with data." in capsys.readouterr().err
+
+
 def test_a_worse_model_is_not_kept(world, adapt_to):
     result = adapt_to(world.seeing, world.blind)
     assert result.agreement["alpha"] == 0.0
     for test in result.agreement["tests"].values():
         assert test["mean"] < 0.2 < 0.6 < test["other_mean"]
     assert [*result.agreement["tests"]] == ["1", "0.75", "0.5", "0.25"]
-    assert result.verdict.startswith(
-        "VERDICT: no difference | nDCG@10 | none of the change is kept"
-    )
+    assert result.verdict.startswith("VERDICT: no difference | none of the change is kept")
+    assert not (result.workdir / "to_judge").exists()
     assert result.verdict.endswith(" | retriever/ is published")
     assert_same_weights(result.workdir / "retriever", world.seeing)
 
 
 def test_what_judgments_say_of_a_worse_model_counts(world, adapt_to, monkeypatch):
-    helped = Verdict(
-        outcome="helped",
-        metric="nDCG@10",
-        best="adapted + BM25",
-        best_mean=0.9,
-        before="published + BM25",
-        before_mean=0.1,
-        difference=0.8,
-        p=0.0,
-    )
-
-    monkeypatch.setattr(adapting, "choose_alpha", lambda *_: Choice(1.0, {}, helped))
+    decision = Decision(Choice(1.0, {}), Sample({}, {}), {}, {}, {})
+    monkeypatch.setattr(adapting, "choose_alpha", lambda *_: decision)
     result = adapt_to(world.seeing, world.blind, f"--data={world.data}")
     outcome, (_, before), difference = read_verdict(result.verdict)
     assert (outcome, before) == ("harmed", "published + BM25")
@@ -169,8 +208,9 @@ def test_the_largest_alpha_that_agrees_is_kept(monkeypatch):
     monkeypatch.setattr(
         agreement, "dense_run", lambda model, _: run(passages if model <= 0.5 else passages[::-1])
     )
-    choice = agreement.choose_alpha(0.0, 1.0, Sample({}, dict.fromkeys(queries, "")))
+    decision = agreement.choose_alpha(0.0, 1.0, Sample({}, dict.fromkeys(queries, "")))
+    choice = decision.choice
     assert choice.alpha == 0.5
     differences = {alpha: test["difference"] for alpha, test in choice.tests.items()}
     assert differences == {"1": -1.0, "0.75": -1.0, "0.5": 0.0}
-    assert choice.verdict.best == "adapted + BM25"
+    assert decision.adapted == run(passages)

@@ -3,10 +3,13 @@
 import pytest
 
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
-from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.quickstart.agreement import judge_unlabeled
-from cocondenser_jax.quickstart.verdict import Verdict, decide, judge
-from cocondenser_jax.retrieval.fuse import fuse_runs
+from cocondenser_jax.quickstart.verdict import Verdict, decide, describe_power, judge
+from tests.world import comparison_of
+
+
+def against(value, p):
+    """Returns the comparison of a value with 0.5."""
+    return comparison_of(p, value - 0.5, value)
 
 
 def row(name, value, p=None):
@@ -17,7 +20,7 @@ def row(name, value, p=None):
         model=model,
         is_fused=name.endswith(" + BM25"),
         metrics={"nDCG@10": value, "MRR@10": 1 - value},
-        p_values={} if p is None else {"nDCG@10": p, "MRR@10": 0.5},
+        tests={} if p is None else {"nDCG@10": against(value, p), "MRR@10": against(0.5, 0.5)},
         seconds=1.0,
     )
 
@@ -39,15 +42,18 @@ def test_the_verdict_is_about_the_best_before_and_the_best_after(value, p, shown
         outcome=outcome,
         metric="nDCG@10",
         best="adapted + BM25",
-        best_mean=value,
         before="published + BM25",
-        before_mean=0.5,
-        difference=value - 0.5,
-        p=p,
+        test=against(value, p),
     )
     assert verdict.winner == winner
     compared = f"adapted + BM25 {value:.4f}, published + BM25 0.5000"
-    assert verdict.line() == f"{outcome} | nDCG@10 | {compared} | {value - 0.5:+.4f} | p {shown}"
+    change = value - 0.5
+    difference = f"{change:+.4f} ({change - 0.1:+.4f} to {change + 0.1:+.4f})"
+    power = " | 100 queries show differences of 0.14 and more"
+    assert verdict.line() == (
+        f"{outcome} | nDCG@10 | {compared} | {difference} | p {shown}"
+        f"{power if outcome == 'no difference' else ''}"
+    )
 
 
 def test_a_model_whose_name_begins_like_the_adapted_one_is_not_the_adapted_one():
@@ -58,12 +64,12 @@ def test_a_model_whose_name_begins_like_the_adapted_one_is_not_the_adapted_one()
 def test_vectors_that_are_cut_decide_nothing():
     part = row("adapted", 0.9, 0.0)._replace(name="adapted, 8 of 32", part="8 of 32")
     verdict = judge([*BEFORE, part, row("adapted", 0.6, 0.0)])
-    assert (verdict.best, verdict.best_mean) == ("adapted", 0.6)
+    assert (verdict.best, verdict.test["mean"]) == ("adapted", 0.6)
 
 
 def test_a_model_that_is_left_as_it_is_makes_no_difference():
     verdict = judge(BEFORE)
-    assert (verdict.outcome, verdict.difference, verdict.p) == ("no difference", 0.0, 1.0)
+    assert (verdict.outcome, verdict.test) == ("no difference", None)
     assert verdict.line() == "no difference | nDCG@10 | none of the change is kept"
     assert verdict.winner == "published + BM25"
 
@@ -93,38 +99,19 @@ def test_all_are_tested_against_the_best_of_the_baselines():
     low, middle, high = [0.1] * 8, [0.4] * 8, [0.9] * 8
     rankings = [ranking("low", low), ranking("middle", middle), ranking("high", high)]
     rows = {row.name: row for row in result_rows(rankings, ["low", "middle"])}
-    assert rows["middle"].p_values == {}
+    assert rows["middle"].tests == {}
     # All eight queries differ alike: two of the 256 assignments are as extreme.
-    assert rows["low"].p_values == rows["high"].p_values == {"nDCG@10": 2 / 256, "MRR@10": 2 / 256}
+    for name, difference in (("low", -0.3), ("high", 0.5)):
+        for metric, sign in (("nDCG@10", 1), ("MRR@10", -1)):
+            test = rows[name].tests[metric]
+            assert test["randomization_p"] == 2 / 256
+            assert test["difference"] == pytest.approx(sign * difference)
+            assert test["interval"] == pytest.approx([sign * difference] * 2)
     assert [row.metrics["nDCG@10"] for row in rows.values()] == pytest.approx([0.1, 0.4, 0.9])
 
 
-@pytest.mark.parametrize(
-    ("places", "outcome"), [((1, 0), "helped"), ((0, 1), "harmed"), ((1, 1), "no difference")]
-)
-def test_without_judgments_the_verdict_is_on_the_spans_that_queries_are_from(places, outcome):
-    """A model has the own span at a place of its ranking, BM25 ranks others only."""
-    queries = [f"{i}" for i in range(20)]
-    others = {f"other {i}": 1.0 - i / 10 for i in range(3)}
-
-    def run(place):
-        return {query: {**others, query: (0.95, 2.0)[place == 0]} for query in queries}
-
-    lexical = {query: dict(others) for query in queries}
-    verdict = judge_unlabeled(lexical, *map(run, places))
-    qrels = {query: {query: 1} for query in queries}
-    means = [
-        evaluate_run(qrels, fuse_runs([lexical, run(place)], "min_max"), ["nDCG@10"])["mean"]
-        for place in places
-    ]
-    published, adapted = (mean["nDCG@10"] for mean in means)
-    assert verdict[:6] == (
-        outcome,
-        "nDCG@10",
-        "adapted + BM25",
-        adapted,
-        "published + BM25",
-        published,
-    )
-    assert verdict.difference == pytest.approx(adapted - published)
-    assert judge_unlabeled(lexical, run(0), None).best == "published + BM25"
+def test_a_line_says_what_so_many_queries_show():
+    test = comparison_of(0.5, n_queries=1035)
+    assert describe_power(test) == "1,035 queries show differences of 0.14 and more"
+    few = comparison_of(1.0, n_queries=5) | {"detectable": None}
+    assert describe_power(few) == "5 queries show no difference, however large"

@@ -1,0 +1,104 @@
+"""Which model, and fused with BM25 or not: published models on one's own queries, untrained.
+
+Every ranking is tested against the best one. `comparison.py` says what the folder holds; here it
+also has report.html.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cocondenser_jax.analysis.report import ResultRow, corrected_p, write_report
+from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, format_p, swap
+from cocondenser_jax.quickstart.comparison import (
+    RankedModel,
+    Trial,
+    changes_between,
+    check_trial,
+    compare_models,
+    passages_note,
+    search_flags,
+)
+from cocondenser_jax.quickstart.verdict import describe_difference, describe_power
+from cocondenser_jax.retrieval.loading import require_loadable
+from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.storage.model_folder import network_folder, read_representation
+from cocondenser_jax.storage.runs import lock_folder
+
+
+class Outcome(NamedTuple):
+    """What came of a comparison."""
+
+    rows: list[ResultRow]
+    summary: str  # a line that starts with "BEST: "
+    search: list[str]  # the flags of `search` for the best row; none where it has no vectors
+
+
+def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
+    """Compares BM25 and models as they are published, alone and fused; resumes an earlier call.
+
+    Args:
+      workdir: see `comparison`.
+      trial: the texts and judgments, and what is computed.
+      models: folders or hub names.
+    """
+    check_trial(trial)
+    ranked = [RankedModel(name, Path(model)) for name, model in name_models(models).items()]
+    for model in ranked:
+        folder = find_folder(model.folder)
+        read_representation(folder)
+        require_loadable(network_folder(folder))
+    with lock_folder(workdir):
+        compared = compare_models(workdir, trial, ranked)
+        best, rival = find_rival(compared.rows)
+        summary = " | ".join([describe_best(compared.rows, best, rival), *passages_note(compared)])
+        changes = changes_between(compared, rival.name, best.name)
+        title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
+        write_report(workdir / "report.html", title, summary, {}, compared.rows, changes)
+    if not best.model:
+        return Outcome(compared.rows, summary, [])
+    (folder,) = [model.folder for model in ranked if model.name == best.model]
+    flags = search_flags(workdir, compared, best.name, best.model)
+    return Outcome(compared.rows, summary, [*flags, f"--model={folder}"] if flags else [])
+
+
+def name_models(models: Sequence[str]) -> dict[str, str]:
+    """Names models by the ends of their paths, as short as they differ; returns name → model."""
+    if not models:
+        raise UserError("expected a model to compare with BM25")
+    parts = [
+        Path(model).resolve().parts if Path(model).is_dir() else Path(model).parts
+        for model in models
+    ]
+    for n_parts in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-n_parts:]).strip("/") for each in parts]
+        if len({*names}) == len(names):
+            return dict(zip(names, models, strict=True))
+    twice = [model for model in models if models.count(model) > 1]
+    raise UserError(f"a model is given twice: {first_three(twice or [*models])}")
+
+
+def find_rival(rows: Sequence[ResultRow]) -> tuple[ResultRow, ResultRow]:
+    """Returns the best row, against which all are tested, and the best one by other vectors."""
+    (best,) = [row for row in rows if not row.tests]
+    metric = next(iter(best.metrics))
+    others = [row for row in rows if row.model != best.model]
+    return best, max(others, key=lambda row: row.metrics[metric])
+
+
+def describe_best(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> str:
+    """Returns the line on the best row and its rival; p is corrected for the number of rows."""
+    metric = next(iter(best.metrics))
+    p_values = corrected_p(rows)
+    p = p_values[rival.name]
+    test = swap(rival.tests[metric])
+    is_ahead = p < SIGNIFICANCE_LEVEL
+    figures = [
+        f"BEST: {best.name if is_ahead else 'no difference'}",
+        metric,
+        f"{best.name} {test['mean']:.4f}, {rival.name} {test['other_mean']:.4f}",
+        describe_difference(test),
+        f"p {format_p(p, len(p_values))}",
+    ]
+    return " | ".join(figures if is_ahead else [*figures, describe_power(test)])

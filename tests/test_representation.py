@@ -1,5 +1,6 @@
 """What a model's vectors are, beside what sentence-transformers makes of the same files."""
 
+import copy
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Dense,
     Normalize,
     Pooling,
+    Router,
     Transformer,
 )
 
@@ -22,6 +24,7 @@ from cocondenser_jax.representation import (
     Given,
     Representation,
     from_json,
+    is_falling,
     passage_prompt,
     query_prompt,
     to_json,
@@ -101,6 +104,13 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
     np.testing.assert_array_equal(model.encode_document(long), before.encode_document(long))
 
 
+def test_what_is_cut_is_written_at_its_first_size_alone():
+    """The others are of the training."""
+    for sizes, expected in (((24, 8), 24), ((32, 8), None), ((), None)):
+        files = to_files(Representation(sizes=sizes), 32, 24, {})
+        assert files[SETTINGS].get("truncate_dim") == expected
+
+
 def test_what_a_folder_says_of_pooling_and_similarity():
     modules = [
         {"type": f"sentence_transformers.models.{kind}", "path": path}
@@ -159,6 +169,42 @@ def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
         read_representation(folder)
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(24, 24), (10**30, None), (0, None), (24.0, None), (None, None)],  # 10**30 means no limit
+)
+def test_texts_are_limited_by_the_tokenizer_only_where_that_has_a_limit(limit, expected):
+    files = {"tokenizer_config.json": {"model_max_length": limit}}
+    assert from_files(None, files).max_length == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "is_left_out"), [("query", True), ("document", True), ("corpus", True), ("q", False)]
+)
+def test_prompts_of_either_side_count_as_left_out_of_the_pooling(name, is_left_out):
+    prompted = Representation(prompts=((name, "words: "),), include_prompt=False)
+    assert prompted.leaves_out_prompts == is_left_out
+    assert not prompted._replace(include_prompt=True).leaves_out_prompts
+
+
+def test_what_a_modules_file_leaves_out_is_what_the_library_takes(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    off = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **off})
+    write_json(folder / "2_Dense" / "config.json", {"in_features": 32, "out_features": 48})
+    library = SentenceTransformer(str(folder))
+    described = read_representation(folder)
+    assert described.pooling == library[1].pooling_mode == "mean"
+    assert described.dense[0] == module.Dense(32, 48)
+    assert library[2].linear.bias is not None
+    assert described.dense[0].activation_name == type(library[2].activation_function).__name__
+
+
+def test_sizes_fall_where_each_is_smaller_than_the_one_before_it():
+    assert all(map(is_falling, [(), (8,), (32, 20, 7)]))
+    assert not any(map(is_falling, [(8, 8), (7, 8)]))
+
+
 def test_queries_have_the_prompt_of_their_name():
     assert query_prompt({"query": "q: ", "document": "d: "}) == "q: "
     assert query_prompt({"query": None}) == query_prompt({"document": "d: "}) == ""
@@ -176,6 +222,8 @@ def test_what_a_user_says_stands_in_place_of_what_the_folder_says():
     changed = with_given(named, Given(query_prompt="", passage_prompt="d: "))
     assert dict(changed.prompts) == {"document": "d: ", "title": "t: "}
     assert dict(with_given(named, Given(passage_prompt="")).prompts).keys() == {"query", "title"}
+    assert with_given(EVERYTHING, Given(passage_prompt="")).default_prompt == "query"
+    assert with_given(EVERYTHING, Given(query_prompt="")).default_prompt is None
 
 
 def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_path):
@@ -194,6 +242,16 @@ def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_pa
         write_json(folder / ROUTER, router | {"structure": structure})
         with pytest.raises(UserError, match=re.escape(f"{folder} {said}")):
             read_representation(folder)
+
+
+def test_modules_that_follow_two_towers_are_those_of_both(saved, tmp_path):
+    inner = SentenceTransformer(str(saved))
+    towers = [[*copy.deepcopy(inner)][:2], [*inner][:2]]
+    modules = [Router.for_query_document(*towers), Dense(32, 16), Normalize()]
+    model = SentenceTransformer(modules=modules, similarity_fn_name="dot")
+    model.save_pretrained(str(tmp_path / "model"))
+    described = read_representation(tmp_path / "model")
+    assert (described.dense, described.normalized) == ((module.Dense(32, 16),), True)
 
 
 def test_passages_have_the_first_prompt_that_is_not_empty():

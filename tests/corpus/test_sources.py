@@ -119,6 +119,13 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     ]
 
 
+def test_zero_and_no_text_are_ids_like_others(tmp_path):
+    """Only a record without an id has that of its line."""
+    records = [{"id": 0}, {"_id": 0, "id": "a"}, {"id": ""}, {"_id": None, "id": "b"}, {"id": None}]
+    path = write_records(tmp_path / "texts.jsonl", (each | {"text": "words"} for each in records))
+    assert [each.id for each in read_documents(str(path))] == ["0", "0", "", "b", "5"]
+
+
 def test_half_characters_are_replaced(tmp_path):
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"id": "\\udc00", "text": "half \\ud83d of a smile"}')

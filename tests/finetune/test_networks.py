@@ -92,6 +92,17 @@ def test_adapters_are_all_that_is_trained_and_start_at_the_model(folders):
     assert not torch.equal(states[0], states[2])
 
 
+@pytest.mark.parametrize("rank", [1, 4])
+def test_adapters_are_added_twice_whatever_their_rank(folders, rank):
+    model = load_retriever(folders["qwen3"])
+    add_adapters(model, rank, seed=0)
+    layer = next(layer for layer in model.modules() if isinstance(layer, LoraLayer))
+    down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    up.data.normal_()
+    x = torch.randn(3, layer.in_features)
+    torch.testing.assert_close(layer(x), layer.base_layer(x) + 2 * x @ down.T @ up.T)
+
+
 def test_a_dense_layer_is_not_trained_beside_adapters(folders):
     model = load_retriever(folders["t5"])
     model.append(Dense(32, 16))

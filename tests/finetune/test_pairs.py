@@ -13,6 +13,7 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, mak
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune import pairs
 from cocondenser_jax.finetune.pair_losses import PairLossSettings
 from cocondenser_jax.finetune.pairs import (
     Adam,
@@ -25,6 +26,7 @@ from cocondenser_jax.finetune.pairs import (
     train_pairs,
 )
 from cocondenser_jax.finetune.trainer import TrainerSettings
+from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.model_folder import read_representation
 from tests.other_families import write_model
 from tests.world import make_texts, read_metrics, write_records
@@ -151,6 +153,28 @@ def test_inputs_are_sorted_by_length_and_know_their_places():
     places = inputs["label"][:, 2]
     assert inputs["text_input_ids"][places, 0].tolist() == [10, 11, 12, 13]
     assert inputs["label"][:, :2].tolist() == origins.tolist()
+
+
+def test_the_rates_of_dropout_are_those_that_are_given(worlds, tmp_path):
+    folder, store = worlds("deberta-v2")
+    network = network_of(folder)._replace(hidden_dropout=0.3, attention_dropout=0.2)
+    trainer = pair_trainer(settings_of(folder, tmp_path, network=network), store)
+    config = trainer.model[0].model.config
+    rates = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
+    assert rates == (0.3, 0.2)
+
+
+def test_another_model_does_not_resume(worlds, tmp_path, monkeypatch):
+    folder, store = worlds("distilbert")
+    monkeypatch.setattr(pairs, "pair_trainer", lambda *_: None)
+    monkeypatch.setattr(pairs.trainer, "run", lambda *_: None)
+    train_pairs(settings_of(folder, tmp_path / "run"), store)
+    train_pairs(settings_of(folder, tmp_path / "run"), store)
+    other = shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    write_json(other / "config.json", config | {"dropout": 0.3})
+    with pytest.raises(UserError, match=r"sha256\.model"):
+        train_pairs(settings_of(other, tmp_path / "run"), store)
 
 
 def test_the_settings_of_the_optimizer_are_those_that_are_given(worlds, tmp_path):

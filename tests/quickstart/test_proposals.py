@@ -179,7 +179,7 @@ def test_a_training_has_what_was_given_and_what_fits(store, start):
     assert len(expected) == 4
 
 
-@pytest.mark.parametrize(("n_sentences", "pairs"), [(1, "crops"), (3, "sentence")])
+@pytest.mark.parametrize(("n_sentences", "pairs"), [(1, "crops"), (2, "sentence"), (3, "sentence")])
 def test_what_is_a_pair_follows_from_the_sentences_of_a_span(
     tmp_path, start, words, n_sentences, pairs
 ):

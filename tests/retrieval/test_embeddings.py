@@ -91,6 +91,22 @@ def test_an_index_of_more_vectors_than_passages_is_damaged(embeddings, model_fol
         open_index(tmp_path / "index", model_folder)
 
 
+@pytest.mark.parametrize("column", ["id", "text", "vector"])
+def test_a_shard_without_a_value_is_named(embeddings, column):
+    manifest = embeddings_module.read_manifest(embeddings)
+    path = embeddings / "embeddings-00001.arrow"
+    whole = embeddings_module.map_shard(embeddings, manifest, 1)
+    place = whole.schema.get_field_index(column)
+    values = whole[column].to_pylist()
+    values[3] = None
+    field = whole.schema.field(place)
+    lacking = whole.set_column(place, field, pyarrow.array(values, field.type))
+    path.unlink()  # it is mapped
+    embeddings_module.write_table(path, lacking)
+    with pytest.raises(UserError, match=r"embeddings-00001\.arrow is missing or damaged"):
+        embeddings_module.open_shards(embeddings, manifest)
+
+
 def test_nothing_in_a_file_is_unpickled(tmp_path):
     pickled = {
         "ARROW:extension:name": "arrow.py_extension_type",

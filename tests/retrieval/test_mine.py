@@ -121,6 +121,15 @@ def test_scores_of_a_cross_encoder_exclude(folder):
     }
 
 
+def test_a_probability_at_the_threshold_is_too_high(folder):
+    (folder / "teacher.trec").write_text(
+        "".join(f"q1 Q0 {p} 1 {logit} t\n" for p, logit in (("b", 0.0), ("c", -0.001)))
+    )
+    denoising = Denoising(folder / "teacher.trec", below=0.5)  # of a logit of 0
+    mine([folder / "bm25.trec"], folder, "train", folder / "pool.trec", denoising=denoising)
+    assert pools(folder / "pool.trec") == {"q1": ["c"]}
+
+
 def test_a_threshold_that_is_no_probability_is_refused(folder):
     teacher = folder / "bm25.trec"
     arguments = [teacher], folder, "train", folder / "pool.trec"

@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import Given
+from cocondenser_jax.representation import Given, passage_prompt
 from cocondenser_jax.retrieval import models
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
@@ -88,6 +88,9 @@ def test_a_prompt_named_passage_is_put_before_passages(as_published):
     expected = library.encode([f"abc {text}" for text in TEXTS])
     np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=1e-6)
     np.testing.assert_array_equal(model.encode_query(TEXTS), library.encode_query(TEXTS))
+    bare = models.load_retriever(folder, given=Given(passage_prompt=""))
+    assert passage_prompt(bare.prompts) == ""
+    np.testing.assert_allclose(bare.encode_document(TEXTS), library.encode(TEXTS), atol=1e-6)
 
 
 @pytest.mark.parametrize("two_towers", [False, True])
@@ -114,6 +117,21 @@ def test_what_is_given_is_what_the_library_is_told(as_published, tmp_path, two_t
     np.testing.assert_allclose(scores_QxP, expected, rtol=1e-5, atol=1e-5)
     without = models.load_retriever(folder, given=Given(query_prompt=""))
     np.testing.assert_array_equal(without.encode_query(TEXTS), without.encode_document(TEXTS))
+
+
+@pytest.mark.parametrize("longest", [6, 9])
+def test_texts_are_cut_to_the_length_that_the_folder_says(as_published, longest):
+    """It is below the positions that the network has."""
+    folder = as_published(SILENT)
+    file = folder / "sentence_bert_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_seq_length": longest}))
+    library = SentenceTransformer(str(folder))
+    model = models.load_retriever(folder)
+    for name in ("encode_query", "encode_document"):
+        scores_QxP = library.similarity(getattr(library, name)(TEXTS), getattr(model, name)(TEXTS))
+        np.testing.assert_allclose(scores_QxP.diagonal(), 1.0, atol=1e-6)
+    longer = models.load_retriever(folder, passage_length=longest + 1)
+    assert not np.allclose(longer.encode_document(TEXTS), model.encode_document(TEXTS), atol=1e-3)
 
 
 def test_more_dimensions_than_a_vector_has_are_refused(as_published):

@@ -16,6 +16,7 @@ from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import write_checksums
 from tests.retrieval_data import read_vectors
 
@@ -370,6 +371,11 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     scores.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     advice = "remove it, and the next hybrid search makes it again"
     with pytest.raises(UserError, match=rf"bm25 is damaged \(data.* was saved\): {advice}"):
+        open_hybrid()
+    shutil.rmtree(hybrid_folder / "bm25")
+    open_hybrid()
+    write_json(hybrid_folder / "bm25" / "language.json", {"language": "german"})
+    with pytest.raises(UserError, match=rf"bm25 is damaged \(language.* was saved\): {advice}"):
         open_hybrid()
     shutil.rmtree(hybrid_folder / "bm25")
     table = pyarrow.ipc.open_file((hybrid_folder / "passages.arrow").read_bytes()).read_all()

@@ -6,6 +6,7 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.configs import adapt as adapting
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.quickstart import backends
 from cocondenser_jax.quickstart.backends import BACKENDS
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
@@ -100,3 +101,34 @@ def test_pytorch_trains_as_jax_does(train, changes):
         for folder in (jax_model, torch_model)
     )
     np.testing.assert_allclose(torch_vectors, jax_vectors, atol=1e-4)
+
+
+def test_other_settings_than_the_defaults_arrive_in_pytorch(train, monkeypatch):
+    seen = []
+
+    def note(settings, store):
+        seen.append(settings)
+        raise KeyError("no training")
+
+    monkeypatch.setattr(backends, "train_pairs", note)
+    changes = {
+        "seed": 5,
+        "log_every": 3,
+        "train.dtype": "bfloat16",
+        "model.hidden_dropout_prob": 0.3,
+        "model.attention_probs_dropout_prob": 0.2,
+        "checkpoint.every": 7,
+        "checkpoint.keep": 4,
+        "probe.every": 2,
+    }
+    for name, rank in (("torch", 0), ("lora", backends.LORA_RANK)):
+        with pytest.raises(KeyError, match="no training"):
+            train(name, **changes)
+        settings = seen.pop()
+        assert settings.trainer.precision == "bfloat16"
+        assert (settings.trainer.seed, settings.trainer.log_every) == (5, 3)
+        assert (settings.trainer.checkpoint_every, settings.keep) == (7, 4)
+        assert settings.probe.every == 2
+        network = settings.network
+        assert (network.hidden_dropout, network.attention_dropout) == (0.3, 0.2)
+        assert network.lora_rank == settings.trainer.record["lora_rank"] == rank

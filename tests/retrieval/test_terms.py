@@ -40,6 +40,7 @@ def terms_by_library(texts, stop_words, stemmer):
 def test_words_are_those_of_the_libraries(language, stop_words, stemmer):
     texts = [
         "The runners were running to the houses; it's 3.5 of x_1, naïve cafés.",
+        "J S Bach's concerto in A, opus 1, for x_1 and y2",
         *sentences_of("german"),
         "L'eau des fleuves coulait vers les mers et les océans",
         "Вода замерзает, когда становится холодно, а реки текут к морям",

@@ -237,6 +237,14 @@ def test_dense_layers_go_from_sentence_transformers_and_back(
     np.testing.assert_allclose(program["vectors"].detach(), before, rtol=0, atol=1e-5)
 
 
+def test_the_card_cuts_vectors_to_their_first_size(bert_folder, monkeypatch):
+    config, params = load_folder(str(bert_folder))
+    config = dataclasses.replace(config, representation=SHORT._replace(sizes=(20, 8)))
+    out = bert_folder.parent / "out"
+    export_folder(params, config, bert_folder, out, {})
+    assert card_program(out, "transformers", monkeypatch)["vectors"].shape[1] == 20
+
+
 def card_program(folder, library, monkeypatch):
     """Runs the program of a model's card that uses a library; returns its names."""
     monkeypatch.chdir(folder.parent)

@@ -1,5 +1,7 @@
 """The same training by JAX and by PyTorch, step by step."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -132,3 +134,10 @@ def test_other_settings_than_the_defaults_arrive_in_pytorch(train, monkeypatch):
         network = settings.network
         assert (network.hidden_dropout, network.attention_dropout) == (0.3, 0.2)
         assert network.lora_rank == settings.trainer.record["lora_rank"] == rank
+
+
+def test_a_tokenizer_that_jax_does_not_know_is_for_pytorch(model_folder, monkeypatch):
+    assert backends.choose_backend(model_folder).name == "jax"
+    monkeypatch.setattr(backends, "load_tokenizer", lambda folder: SimpleNamespace(kind=""))
+    assert backends.choose_backend(model_folder).name == "torch"
+    assert backends.choose_backend(model_folder, "jax").name == "jax"

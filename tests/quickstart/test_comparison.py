@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,3 +151,14 @@ def test_what_a_comparison_would_fail_at_is_one_line_before_any_work(folder, cha
     check_trial(trial)
     with pytest.raises(UserError, match=said):
         check_trial(trial._replace(**changes))
+
+
+def test_how_much_is_kept_is_chosen_in_the_language(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(adapting, "sample_store", lambda *_: "sample")
+    monkeypatch.setattr(adapting, "load_retriever", lambda folder: folder.name)
+    monkeypatch.setattr(adapting, "choose_alpha", lambda *given: seen.append(given))
+    monkeypatch.setattr(adapting, "write_choice", lambda *_: None)
+    training = SimpleNamespace(store=None, documents_H=None)
+    adapting._choose("original", tmp_path / "trained", training, "german", tmp_path / "out")
+    assert seen == [("original", "trained", "sample", "german")]

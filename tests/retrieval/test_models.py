@@ -143,6 +143,18 @@ def test_another_pooling_keeps_what_follows_it(model_folder, tmp_path):
             np.testing.assert_allclose(vectors, expected, atol=2e-6)
 
 
+def test_one_pooling_instead_of_two_makes_shorter_vectors(model_folder, tmp_path):
+    both = tmp_path / "both"
+    modules = [Transformer(str(model_folder)), Pooling(32, ["cls", "mean"])]
+    SentenceTransformer(modules=modules, similarity_fn_name="dot").save_pretrained(str(both))
+    assert models.load_retriever(both).get_embedding_dimension() == 64
+    mean = models.load_retriever(both, given=Given("mean"))
+    assert mean.get_embedding_dimension() == 32
+    np.testing.assert_array_equal(
+        mean.encode_document(TEXTS), models.load_retriever(both).encode_document(TEXTS)[:, 32:]
+    )
+
+
 def test_folders_that_are_no_model(model_folder, tmp_path):
     with pytest.raises(UserError, match="none: no such folder"):
         models.load_retriever(tmp_path / "none")

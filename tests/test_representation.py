@@ -178,15 +178,6 @@ def test_texts_are_limited_by_the_tokenizer_only_where_that_has_a_limit(limit, e
     assert from_files(None, files).max_length == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "is_left_out"), [("query", True), ("document", True), ("corpus", True), ("q", False)]
-)
-def test_prompts_of_either_side_count_as_left_out_of_the_pooling(name, is_left_out):
-    prompted = Representation(prompts=((name, "words: "),), include_prompt=False)
-    assert prompted.leaves_out_prompts == is_left_out
-    assert not prompted._replace(include_prompt=True).leaves_out_prompts
-
-
 def test_what_a_modules_file_leaves_out_is_what_the_library_takes(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "model")
     off = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False}

@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.cli.flags import IGNORE_IDENTICAL_IDS, JSON_OUT, command, flag, required
+from cocondenser_jax.cli.flags import (
+    IGNORE_IDENTICAL_IDS,
+    JSON_OUT,
+    OUTPUT_FILE,
+    command,
+    flag,
+    required,
+)
 from cocondenser_jax.cli.output import print_metrics, print_table, print_text
 from cocondenser_jax.storage.files import write_json
 
@@ -30,10 +37,16 @@ _COLUMNS = {
     flag(
         "--data",
         Path,
-        "folder of queries and passages: write a page on the queries that gain and lose",
+        "folder of queries and passages, for a page on the queries that gain and lose",
         goes_with="compare_with",
     ),
-    flag("--report", Path, "HTML file of that page", default="report.html", goes_with="data"),
+    flag(
+        "--report",
+        OUTPUT_FILE,
+        "HTML file of that page to write",
+        default="report.html",
+        goes_with="data",
+    ),
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import normalizers
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.prompts import count_tokens, put_before
 from cocondenser_jax.corpus.spans import Span, spans_of_texts
 from cocondenser_jax.corpus.token_files import Texts
@@ -58,6 +59,9 @@ def require_same_tokens(
 ) -> None:
     """Raises a UserError where training would read other tokens than the model is searched with.
 
+    Texts with bytes that a byte-level tokenizer does not know are not compared: transformers leaves
+    such bytes out, where tokenizers has an unknown token.
+
     Args:
       name: of the model's folder, for the message.
       tokenizer: of training.
@@ -71,7 +75,7 @@ def require_same_tokens(
             expected = [*search(prompt + text)]
             if longest is not None and len(ids) > longest:
                 ids = [*ids[: longest - len(tokenizer.suffix_ids)], *tokenizer.suffix_ids]
-            if ids != expected:
+            if ids != expected and not _lacks_bytes(tokenizer, ids):
                 at = _first_difference(ids, expected)
                 theirs, ours = (_spelled(tokenizer, each, at) for each in (expected, ids))
                 raise UserError(
@@ -107,6 +111,12 @@ def _padded(spans: Sequence[Span], n_columns: int) -> Texts:
         ids_NxL[i, : n_tokens_N[i]] = span.tokens
         starts_NxL[i, : n_tokens_N[i]] = span.starts
     return Texts(ids_NxL, starts_NxL, n_tokens_N)
+
+
+def _lacks_bytes(tokenizer: SpanTokenizer, ids: Sequence[int]) -> bool:
+    """Returns whether a byte-level tokenizer does not know a byte of a text."""
+    is_byte_level = tokenizer.kind and BACKBONES[tokenizer.kind].tokenizer == "byte-level"
+    return bool(is_byte_level) and tokenizer.unknown_id in ids
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:

@@ -41,6 +41,7 @@ class SpanTokenizer:
     suffix_ids: tuple[int, ...]  # what stands after it, such as [SEP]
     pad_id: int
     mask_id: int | None  # None: it has no mask
+    unknown_id: int | None  # None: every text has tokens
     special_ids: tuple[int, ...]  # that stand for no text, and the unknown token; ascending
     space: str  # how tokens begin that follow a space; "": they tell nothing of it
     joins_space: bool  # whether a token holds the space before it: a text's first word has others
@@ -209,6 +210,9 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         ids = {}
         around = _ids_around(backend, name)
         special_ids.update(*around)
+    unknown_id = _unknown_id(state["model"], entries)
+    if unknown_id is not None:
+        special_ids.add(unknown_id)
     if state["model"]["type"] == "Unigram":
         special = {token for token, number in entries.items() if number in special_ids}
         backend.model = _never_in_text(state["model"], special)
@@ -224,11 +228,18 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         suffix_ids=around[1],
         pad_id=pad_id,
         mask_id=ids.get("mask"),
+        unknown_id=unknown_id,
         special_ids=tuple(sorted(special_ids | unused_ids)),
         space=space,
         joins_space=joins_space,
         sha256=_checksum(entries, state),
     )
+
+
+def _unknown_id(model: Mapping[str, Any], entries: Mapping[str, int]) -> int | None:
+    """Returns the token that stands for unknown text, which need not be an added one; or None."""
+    number: int | None = model.get("unk_id", entries.get(model.get("unk_token") or ""))
+    return number
 
 
 def _require_words(model: Mapping[str, Any], entries: Mapping[str, int], name: str) -> None:

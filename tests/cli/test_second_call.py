@@ -20,7 +20,7 @@ from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.retrieval import encode
 from tests.world import make_texts, write_beir, write_records, write_tokenizer
 
-RESUMING = {"adapt", "corpus", "encode", "finetune", "pretrain", "quickstart"}
+RESUMING = {"adapt", "compare", "corpus", "encode", "finetune", "pretrain", "quickstart"}
 MAKING_A_FOLDER = {"convert", "index", "vocabulary"}
 WRITING_ANEW = {"bm25", "evaluate", "fuse", "mine", "plan", "report", "rerank", "retrieve"}
 WRITING_ANEW |= {"search", "verify"}
@@ -40,7 +40,10 @@ ANSWERS = {
         "--corpus={place}/other.jsonl": started("corpus="),
         "--model={other_model}": started("model="),
         "--workdir={place}/elsewhere": OTHER_FOLDER,
-        "--data={place}/judged": started("data='None', now it is '"),
+        "--data={place}/judged": OBEYED,  # what is trained does not depend on it
+        "--metric=MRR@10": "--metric goes with --data",
+        "--test_passages=9": "--test_passages goes with --data",
+        "--ignore_identical_ids": "--ignore_identical_ids goes with --data",
         "--backend=torch": started("backend='jax', now it is 'torch'"),
         "--language=german": started("language='english', now it is 'german'"),
         "--pooling=cls": started("given.pooling=None, now it is 'cls'"),
@@ -61,7 +64,7 @@ ANSWERS = {
         "--tasks=2": "already exists: choose a new folder",
         "--workers=1": "--workers goes with --tasks",
         "--executor=slurm": "--executor goes with --tasks",
-        "--executor_options={place}/x.json": "--executor_options goes with --tasks",
+        "--executor_options={place}/x.json": "--executor_options goes with --executor",
         "--dtype=float16": started("dtype='float32', now it is 'float16'"),
         "--precision=bfloat16": started("precision='float32', now it is 'bfloat16'"),
         "--pooling=cls": started(r"representation\.pooling='mean', now it is 'cls'"),
@@ -85,7 +88,7 @@ ANSWERS = {
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,  # no task is left
         "--executor=ray": OBEYED,
-        "--executor_options={place}/options.json": OBEYED,
+        "--executor_options={place}/options.json": "--executor_options goes with --executor",
         "--dtype=float16": started("dtype='float32', now it is 'float16'"),
         "--precision=bfloat16": started("precision='auto', now it is 'bfloat16'"),
         "--pooling=cls": started(r"representation\.pooling='mean', now it is 'cls'"),
@@ -106,14 +109,15 @@ ANSWERS = {
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,
         "--executor=ray": OBEYED,
-        "--executor_options={place}/options.json": OBEYED,
+        "--executor_options={place}/options.json": "--executor_options goes with --executor",
         "--json_out={place}/facts.json": OBEYED,
     },
     "quickstart": {"--workdir={place}/elsewhere": OTHER_FOLDER},
 }
 # Their flags are the settings, each of which `tests/pretrain/test_checkpoint.py` and
-# `tests/finetune/test_trainer.py` change alone.
-ELSEWHERE = {"finetune", "pretrain"}
+# `tests/finetune/test_trainer.py` change alone; `tests/quickstart/test_compare.py` changes those of
+# `compare`.
+ELSEWHERE = {"compare", "finetune", "pretrain"}
 
 
 def name_of(words):

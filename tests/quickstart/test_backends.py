@@ -8,6 +8,7 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.configs import adapt as adapting
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import backends
 from cocondenser_jax.quickstart.backends import BACKENDS
 from cocondenser_jax.representation import Given
@@ -137,7 +138,10 @@ def test_other_settings_than_the_defaults_arrive_in_pytorch(train, monkeypatch):
 
 
 def test_a_tokenizer_that_jax_does_not_know_is_for_pytorch(model_folder, monkeypatch):
-    assert backends.choose_backend(model_folder).name == "jax"
+    backend, _ = backends.open_model(model_folder)
+    assert backend.name == "jax"
     monkeypatch.setattr(backends, "load_tokenizer", lambda folder: SimpleNamespace(kind=""))
-    assert backends.choose_backend(model_folder).name == "torch"
-    assert backends.choose_backend(model_folder, "jax").name == "jax"
+    backend, _ = backends.open_model(model_folder)
+    assert backend.name == "torch"
+    with pytest.raises(UserError, match="has a tokenizer without a mask"):
+        backends.open_model(model_folder, "jax")

@@ -157,7 +157,8 @@ def test_how_much_is_kept_is_chosen_in_the_language(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(adapting, "sample_store", lambda *_: "sample")
     monkeypatch.setattr(adapting, "load_retriever", lambda folder: folder.name)
-    monkeypatch.setattr(adapting, "choose_alpha", lambda *given: seen.append(given))
+    nothing = SimpleNamespace(choice=SimpleNamespace(alpha=0.0))
+    monkeypatch.setattr(adapting, "choose_alpha", lambda *given: seen.append(given) or nothing)
     monkeypatch.setattr(adapting, "write_choice", lambda *_: None)
     training = SimpleNamespace(store=None, documents_H=None)
     adapting._choose("original", tmp_path / "trained", training, "german", tmp_path / "out")

@@ -98,7 +98,9 @@ def test_an_upload_that_fails_is_not_there_and_can_be_repeated(tmp_path, store, 
         put(self, sources, *others, **options)
 
     monkeypatch.setattr(type(store), "put", fail)
-    message = f"^{URL}: the upload of {tmp_path}/cache/[0-9a-f]* failed: line is down$"
+    message = (
+        f"^{URL}: the upload of {tmp_path}/cache/[0-9a-f]* failed: line is down and a long trace$"
+    )
     with pytest.raises(UserError, match=message):
         write(tmp_path)
     with pytest.raises(UserError, match="no such folder, or not uploaded whole"):

@@ -104,7 +104,9 @@ def by_the_library(folder: Path) -> Vectors | None:
         )
         if any(name.endswith("position_embeddings.weight") for name in model.state_dict()):
             longest = max_tokens(model.transformers_model.config)
-            model.max_seq_length = min(model.max_seq_length, longest)
+            for name in ("max_seq_length", "query_length", "document_length"):
+                said = getattr(model[0], name)
+                setattr(model[0], name, said if said is None else min(said, longest))
         passage = passage_prompt(model.prompts)
         options: dict[str, Any] = {"convert_to_tensor": True}
         queries = model.encode_query(TEXTS, **options)
@@ -144,9 +146,10 @@ def by_training(folder: Path) -> Vectors:
             raise UserError("PyTorch trains what it serves")
         config, params = load_in_flax(resolved)
         prompts = dict(reading.representation.prompts)
+        longest, limit = reading.longest_text, config.max_length
         return Vectors(
             *(
-                encode_rows(config, params, reading, prompt, length or reading.longest_text)
+                encode_rows(config, params, reading, prompt, min(length or longest, limit))
                 for prompt, length in (
                     (query_prompt(prompts), representation.query_length),
                     (passage_prompt(prompts), representation.passage_length),
@@ -158,12 +161,7 @@ def by_training(folder: Path) -> Vectors:
 def encode_rows(config, params, reading, prompt, longest):
     rows = tokens_in_training(reading.tokenizer, TEXTS, prompt)
     n_end = len(reading.tokenizer.suffix_ids)
-    rows = [
-        row
-        if len(row) <= reading.longest_text
-        else [*row[: reading.longest_text - n_end], *row[-n_end:]]
-        for row in rows
-    ]
+    rows = [row if len(row) <= longest else row[: longest - n_end] + row[-n_end:] for row in rows]
     length = max(map(len, rows))
     ids_NxL = np.full((len(rows), length), reading.tokenizer.pad_id, np.int32)
     mask_NxL = np.zeros((len(rows), length), bool)

@@ -149,6 +149,16 @@ def test_the_files_of_older_releases_are_read_where_the_newer_say_nothing(saved,
         assert SentenceTransformer(str(folder)).max_seq_length == length
 
 
+@pytest.mark.parametrize("kind", ["SparseEncoder", "x", None])
+def test_a_model_of_another_kind_is_refused(saved, tmp_path, kind):
+    """sentence-transformers would take its network alone, and pool by the mean."""
+    folder = shutil.copytree(saved, tmp_path / "model")
+    settings = json.loads((folder / SETTINGS).read_text())
+    write_json(folder / SETTINGS, settings | {"model_type": kind})
+    with pytest.raises(UserError, match=f"is a {kind!r} by its config_sentence_transformers.json"):
+        read_representation(folder)
+
+
 def test_a_folder_without_modules_has_no_settings(research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
     expected = SentenceTransformer(str(folder)).encode_query(["early layers"])

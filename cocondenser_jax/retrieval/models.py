@@ -341,13 +341,17 @@ def _limit_tokens(
     # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
     # before the first position too.
     if limit < sys.maxsize:
-        said = tower.max_seq_length or limit
-        if said > limit and not _has_position_table(tower):  # the library would read them all
-            raise UserError(
-                f"{folder} says that {said} tokens of a text are read, but its config.json that"
-                f" there are {limit} positions"
-            )
-        tower.max_seq_length = min(said, limit)
+        tower.max_seq_length = tower.max_seq_length or limit
+        for name in ("max_seq_length", "query_length", "document_length"):
+            said = getattr(tower, name)
+            if said is None or said <= limit:
+                continue
+            if not _has_position_table(tower):  # the library would read them all
+                raise UserError(
+                    f"{folder} says of {name} {said}, but its config.json that there are {limit}"
+                    " positions"
+                )
+            setattr(tower, name, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
             _require_within(name, length, limit, folder)

@@ -16,6 +16,7 @@ from cocondenser_jax.representation import (
 
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
+_KIND = "SentenceTransformer"  # of models; releases before 5 wrote none
 _TRANSFORMER = "sentence_bert_config.json"
 # As older releases named it, after the class of the network. The library takes the first that says
 # anything, and none of them where there is no modules.json.
@@ -96,6 +97,9 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         put the name of the folder before it.
     """
     settings = _mapping(files.get(SETTINGS, {}) if modules is not None else {}, SETTINGS)
+    kind = settings.get("model_type", _KIND)
+    if kind != _KIND:  # the library would make a model of the network alone
+        raise ValueError(f"is a {kind!r} by its {SETTINGS}; expected {_KIND}")
     prompts = _prompts(settings)
     default = str(settings.get("default_prompt_name"))
     size = _whole(settings, "truncate_dim", SETTINGS)
@@ -192,7 +196,7 @@ def to_files(
         "document_length": representation.passage_length,
     }
     settings: dict[str, Any] = {
-        "model_type": "SentenceTransformer",
+        "model_type": _KIND,
         "prompts": dict(representation.prompts),
         "default_prompt_name": representation.default_prompt,
         "similarity_fn_name": representation.similarity,
@@ -251,7 +255,7 @@ def resolved_files(
     }
     pooling.pop("pooling_mode", None)
     settings = {
-        "model_type": "SentenceTransformer",
+        "model_type": _KIND,
         **files.get(SETTINGS, {}),
         "prompts": library_prompts(dict(representation.prompts)),
         "default_prompt_name": representation.default_prompt,

@@ -233,6 +233,25 @@ def test_lengths_beyond_the_positions_are_refused(make_model, kind, limit):
         models.load_retriever(folder, query_length=2)
 
 
+@pytest.mark.parametrize("name", ["max_seq_length", "query_length", "document_length"])
+def test_a_folder_that_reads_more_than_its_positions(make_model, research_folders, name, tmp_path):
+    make_model, research_folders, name, tmp_path
+):
+    """A table ends; sentence-transformers computes rotary positions beyond it."""
+    for kind, source in (("table", make_model()), ("rotary", research_folders["modernbert"])):
+        folder = tmp_path / kind
+        models.load_retriever(source).save_pretrained(str(folder), create_model_card=False)
+        path = folder / "sentence_bert_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: 65}))
+    model = models.load_retriever(tmp_path / "table")
+    assert getattr(model[0], name) == 64
+    assert model.encode_query(["ab " * 100]).shape == model.encode_document(["ab " * 100]).shape
+    with pytest.raises(
+        UserError, match=f"says of {name} 65, but its config.json that there are 24"
+    ):
+        models.load_retriever(tmp_path / "rotary")
+
+
 def test_the_hash_is_of_what_vectors_depend_on(model_folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(model_folder, copy)

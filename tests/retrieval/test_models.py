@@ -235,8 +235,6 @@ def test_lengths_beyond_the_positions_are_refused(make_model, kind, limit):
 
 @pytest.mark.parametrize("name", ["max_seq_length", "query_length", "document_length"])
 def test_a_folder_that_reads_more_than_its_positions(make_model, research_folders, name, tmp_path):
-    make_model, research_folders, name, tmp_path
-):
     """A table ends; sentence-transformers computes rotary positions beyond it."""
     for kind, source in (("table", make_model()), ("rotary", research_folders["modernbert"])):
         folder = tmp_path / kind

@@ -274,7 +274,7 @@ def test_a_whole_adaptation_compares_with_the_model_as_published(
     }
     qrels = {query: {query.replace("q", "p"): 1} for query in run}
     expected = evaluate_run(qrels, run, ["nDCG@10"])["mean"]["nDCG@10"]
-    rows = {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
+    rows = {row["name"]: row for row in json.loads((workdir / "test" / "results.json").read_text())}
     assert rows["published"]["metrics"]["nDCG@10"] == pytest.approx(expected)
     retriever = SentenceTransformer(str(workdir / "retriever"))  # as others will load it
     assert prompts_of(retriever, Case(CASES[name].folder)) == prompts_of(oracle.model, CASES[name])

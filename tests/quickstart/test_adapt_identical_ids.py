@@ -44,7 +44,7 @@ def adapt_to(data, model_folder, tmp_path, train_by):
 
 
 def scores(workdir):
-    rows = json.loads((workdir / "results.json").read_text())
+    rows = json.loads((workdir / "test" / "results.json").read_text())
     return {row["name"]: row["metrics"]["nDCG@10"] for row in rows}
 
 
@@ -67,7 +67,7 @@ def test_queries_that_are_passages_are_left_out_of_every_ranking(
     assert expected["BM25"] == 1.0
     assert all(value > found[name] for name, value in expected.items())
     runs = [*(tmp_path / "without").rglob("*.trec")]
-    assert {run.name for run in runs} == {"bm25.trec", "test.trec", "fused.trec"}
+    assert {run.name for run in runs} == {"bm25.trec", "dense.trec", "fused.trec"}
     assert not any(query in names for run in runs for query, names in read_run(run).items())
     capsys.readouterr()
     assert adapt_to("with", f"--data={data}", flag) == 2

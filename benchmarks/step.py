@@ -201,6 +201,7 @@ def write_model(folder: Path, size: Size) -> None:
         labels_SxM=rng.integers(1000, config.vocab_size, used_SxM.shape, np.int32) * used_SxM,
         weights_SxM=used_SxM.astype(np.float32),
         origins_Sx2=np.stack([np.arange(n_spans) // 2, np.arange(n_spans)], 1).astype(np.int32),
+        prompt_lengths_S=np.zeros(n_spans, np.int32),
     )
 
 

@@ -87,10 +87,9 @@ def _without_compilations():
         logging.disable(logging.NOTSET)
 
 
-def _encode(config, params, ids_BxL, mask_BxL):
-    return np.asarray(
-        Condenser(config).apply({"params": params}, ids_BxL, mask_BxL, method="encode")
-    )
+def _encode(config, params, ids_BxL, mask_BxL, prompt_lengths_B):
+    arguments = ids_BxL, mask_BxL, None, prompt_lengths_B
+    return np.asarray(Condenser(config).apply({"params": params}, *arguments, method="encode"))
 
 
 def by_the_library(folder: Path) -> Vectors | None:

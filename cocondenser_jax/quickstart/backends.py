@@ -81,13 +81,13 @@ def open_model(folder: Path, wanted: Name | None = None) -> tuple[Backend, Readi
       wanted: a name of BACKENDS; None: JAX where the Flax network computes the model, else adapters
         for a decoder, and PyTorch for any other. It is logged, with the reason.
     """
+    is_decoder = read_object(folder / "config.json").get("model_type") in DECODERS
     tokenizer = load_tokenizer(str(folder))
     if wanted is not None:
         return BACKENDS[wanted], BACKENDS[wanted].read(folder, tokenizer)
     try:
         reading = _JAX.read(folder, tokenizer)
     except UnsupportedError as error:
-        is_decoder = read_object(folder / "config.json").get("model_type") in DECODERS
         backend = _LORA if is_decoder else _TORCH
         logger.info("adapt: trained by --backend=%s (for JAX: %s)", backend.name, error.reason)
         return backend, backend.read(folder, tokenizer)

@@ -258,7 +258,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]
     taught = finetune(config, tmp_path / "run")
-    config.loss.name = "contrastive"
+    change_settings(config, {"loss.name": "contrastive", "loss.teacher_run": ""})
     assert taught["steps"] == 2
     assert taught["loss"] != pytest.approx(finetune(config, tmp_path / "other")["loss"], rel=0.01)
 

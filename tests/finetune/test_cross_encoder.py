@@ -226,7 +226,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
     ("change", "message"),
     [
         ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
-        ({"data.negatives_run": "/nowhere"}, "cannot read /nowhere"),
+        ({"data.negatives_run": "/nowhere"}, "is '/nowhere': there is no such file"),
         ({"data.batch_size": 25}, "has 24 rows to train on: too few"),
         ({"model.max_length": 65}, "max_length=65: expected 8 to 64"),
     ],

@@ -84,7 +84,8 @@ def make_search(model_folder, data, settings):
     resolved = resolve(make_config(model_folder, data, settings), None)
     training = read_training(resolved.data)
     model = models.load_retriever(model_folder, 8, 16)
-    loss = InBatchLoss(model, training.judgments, resolved.loss)
+    settings_of_loss = resolved.loss._replace(scale=resolved.loss.scale or 1.0)  # inner products
+    loss = InBatchLoss(model, training.judgments, settings_of_loss)
     return DevEvaluator(resolved.dev, training.passages, loss.score)
 
 

@@ -15,19 +15,20 @@ from cocondenser_jax.collection.trec import read_run
 @pytest.mark.effect("encode --dimensions", "search --query_prompt", "retrieve --query_prompt")
 def test_a_search_uses_what_was_given_to_encode(model_folder, beir, tmp_path, capsys):
     prompts = {"query": "hgf ", "document": "abc: "}
+    # Nothing is as it would be if nothing were given: the mean, and the cosine.
     library = SentenceTransformer(
-        modules=[Transformer(str(model_folder)), Pooling(32, "mean")],
+        modules=[Transformer(str(model_folder)), Pooling(32, "cls")],
         prompts=prompts,
         truncate_dim=8,
-        similarity_fn_name="cosine",
+        similarity_fn_name="dot",
     )
     texts = {p.id: f"{p.title} {p.text}" for p in read_corpus(beir)}
     queries = read_queries(beir)
     expected_QxP = library.similarity(
         library.encode_query([*queries.values()]), library.encode_document([*texts.values()])
     )
-    encode = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--pooling=mean"]
-    vectors = ["--similarity=cosine", "--passage_prompt=abc: ", "--dimensions=8"]
+    encode = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--pooling=cls"]
+    vectors = ["--similarity=dot", "--passage_prompt=abc: ", "--dimensions=8"]
     out, silent = tmp_path / "out", tmp_path / "silent"
     assert main([*encode, *vectors, "--query_prompt=hgf ", f"--out={out}"]) == 0
     assert main([*encode, *vectors, f"--out={silent}"]) == 0
@@ -50,7 +51,7 @@ def test_a_search_uses_what_was_given_to_encode(model_folder, beir, tmp_path, ca
     for run in same:
         for query, expected_P in zip(queries, expected_QxP.tolist(), strict=True):
             expected = dict(zip(texts, expected_P, strict=True))
-            assert run[query] == pytest.approx(expected, abs=1e-5)
+            assert run[query] == pytest.approx(expected, abs=1e-4)
     assert unprompted != same[0]
     search = ["search", f"--model={model_folder}", "--query=abcde"]
     capsys.readouterr()
@@ -67,4 +68,4 @@ def test_a_search_uses_what_was_given_to_encode(model_folder, beir, tmp_path, ca
         library.encode_query(["abcde"]), library.encode_document([*texts.values()])
     )
     best = json.loads(found.read_text())["hits"][0]["score"]
-    assert best == pytest.approx(scores.max().item(), abs=1e-5)
+    assert best == pytest.approx(scores.max().item(), abs=1e-4)

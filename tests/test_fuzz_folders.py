@@ -87,7 +87,7 @@ def _without_compilations():
         logging.disable(logging.NOTSET)
 
 
-def _encode(config, params, ids_BxL, mask_BxL, prompt_lengths_B):
+def _encode(config, params, ids_BxL, mask_BxL, prompt_lengths_B=None):
     arguments = ids_BxL, mask_BxL, None, prompt_lengths_B
     return np.asarray(Condenser(config).apply({"params": params}, *arguments, method="encode"))
 

@@ -19,11 +19,7 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.corpus.batches import (
-    batch_document_ids,
-    held_out_documents,
-    steps_per_epoch,
-)
+from cocondenser_jax.corpus.batches import batch_document_ids, held_out_documents, steps_per_epoch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run

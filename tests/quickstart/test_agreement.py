@@ -120,7 +120,7 @@ def test_pieces_of_scripts_without_spaces_are_found(tmp_path, kind):
     assert np.mean(best) >= 0.9
 
 
-@pytest.mark.parametrize("record", ["{}", '{"alpha": 1, "tests": {}, "verdict": {"p": 1}}', "[]"])
+@pytest.mark.parametrize("record", ["{}", '{"alpha": 1}', "[]"])
 def test_a_damaged_choice_is_named(record, tmp_path):
     path = tmp_path / "agreement.json"
     path.write_text(record)

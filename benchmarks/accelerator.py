@@ -219,14 +219,14 @@ def encode(scale: Scale, dtype: str) -> Iterator[Row]:
 
 
 def _write_encoder(folder: Path, scale: Scale) -> None:
-    """Writes a random model with a vocabulary of the docstrings, and passages of them."""
+    """Writes `model`, random with a vocabulary of the docstrings, and passages of them."""
     from cocondenser_jax.corpus.pydocs import read_docstrings
     from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
     texts = [text for _, text in islice(read_docstrings(), scale.passages)]
     texts = [texts[i % len(texts)] for i in range(scale.passages)]
-    write_model(folder, scale.size._replace(documents=4))
-    save_tokenizer(train_tokenizer(texts, 8_000), folder)
+    write_model(folder / "model", scale.size._replace(documents=4))
+    save_tokenizer(train_tokenizer(texts, 8_000), folder / "model")
     lines = (json.dumps({"_id": str(i), "text": text}) for i, text in enumerate(texts))
     (folder / "corpus.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
@@ -242,7 +242,7 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
 
     def ours(out: Path) -> None:
         encoding = Encoding(
-            folder,
+            folder / "model",
             passage_length=LENGTH,
             precision=dtype,  # type: ignore[arg-type]
             batch_size=n_rows,
@@ -251,7 +251,7 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
         encode_corpus(encoding, folder / "corpus.jsonl", out)
 
     def theirs(_: Path) -> None:
-        model = load_retriever(folder, passage_length=LENGTH)
+        model = load_retriever(folder / "model", passage_length=LENGTH)
         model.to(getattr(torch, dtype))
         texts = [passage_text(passage) for passage in read_corpus(folder / "corpus.jsonl")]
         model.encode_document(texts, batch_size=n_rows)

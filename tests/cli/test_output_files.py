@@ -31,7 +31,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_all_work(
     tmp_path, capsys, monkeypatch, name, flag_name
 ):
     command = PROGRAM.commands[name]
-    required = [f"--{flag.name}={flag.name}" for flag in command.params if flag.required]
+    by_name = {flag.name: flag for flag in command.params}
+    needed = [flag.name for flag in command.params if flag.required]
+    chained = by_name[flag_name]
+    while chained.goes_with:
+        chained = by_name[chained.goes_with]
+        needed.append(chained.name)
+    required = [f"--{name}={name}" for name in needed]
     called = []
     monkeypatch.setattr(command, "callback", lambda **values: called.append(values))
     monkeypatch.chdir(tmp_path)

@@ -50,12 +50,13 @@ FREE_SETTINGS = (
     "config.checkpoint",
     "config.log_every",
     "config.data.store",  # the same data may have moved; its hash is compared
-    "config.warm_start",  # only read before the first step
     "config.probe.data",  # may have moved
     "data.source",
     "data.stores",
     "versions",
 )
+# Free once there is a checkpoint: what is only read before the first step.
+_FREE_LATER = ("config.warm_start",)
 # Which probe is the best is decided by the first of them that was measured.
 PROBE_CRITERIA = ("ndcg_at_10", "positive_mrr", "mlm_loss")
 
@@ -94,7 +95,8 @@ def open_run(
             **{name: importlib.metadata.version(name) for name in LIBRARIES},
         },
     }
-    start_or_compare(workdir / "run.json", run, FREE_SETTINGS)
+    free = FREE_SETTINGS + _FREE_LATER if _checkpoints(workdir) else FREE_SETTINGS
+    start_or_compare(workdir / "run.json", run, free)
     # Only now: a kill between the two leaves a folder that says which run it is.
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:

@@ -326,7 +326,6 @@ MAY_DIFFER = {
     "checkpoint.keep",
     "log_every",
     "data.store",
-    "warm_start",
     "probe.data",
 }
 
@@ -345,6 +344,20 @@ def test_every_setting_but_these_is_the_same_when_a_run_resumes(config, tmp_path
             continue
         with pytest.raises(UserError, match=f"with config.{name}=.*, now it is 'another value'"):
             checkpoint.open_run(tmp_path / "run", other, model_config, store)
+
+
+def test_another_start_is_refused_until_there_is_a_checkpoint(config, tmp_path):
+    """It would be trained from, and run.json would name the first."""
+    store = open_store(Path(config.data.store))
+    model_config = model_of(config, store)
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store)
+    other = config.copy_and_resolve_references().unlock()
+    other.warm_start = "moved"
+    experiment = resolve(other, store)
+    with pytest.raises(UserError, match=r"config\.warm_start='', now it is 'moved'"):
+        checkpoint.open_run(tmp_path / "run", experiment, model_config, store)
+    (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
+    checkpoint.open_run(tmp_path / "run", experiment, model_config, store)
 
 
 def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):

@@ -158,8 +158,8 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
             return span
         spaces = np.flatnonzero(follows_space[span.tokens[1:]])
         stop = int(spaces[0]) + 1 if len(spaces) else len(span.tokens)
-        if np.isin(span.tokens[:stop], tokenizer.special_ids).any():
-            return span  # unknown tokens spell nothing
+        if tokenizer.unknown_id is not None and tokenizer.unknown_id in span.tokens[:stop]:
+            return span  # it spells nothing
         ids, word_starts = first_word(span.tokens[:stop].tobytes())
         starts = np.append(span.starts[:1], word_starts[1:])
         return _join([Span(ids, starts), Span(span.tokens[stop:], span.starts[stop:])])

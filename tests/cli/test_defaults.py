@@ -28,7 +28,7 @@ GIVEN = {
 # What no function of the package gets: a command reads it itself.
 OWN = {"json_out", "index", "embeddings", "query"}
 # Other values of flags that parse their own.
-VALUES = {"task": "1/2", "weights": "1,2", "step": "7"}
+VALUES = {"report": "page.html", "task": "1/2", "weights": "1,2", "step": "7"}
 
 
 def functions_of(command):

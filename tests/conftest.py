@@ -193,25 +193,30 @@ def research_folders(tmp_path_factory):
         "intermediate_size": 48,
         "vocab_size": 93,  # more than the tokenizer has
     }
+    of_bytes = {"vocab_size": 349}  # of byte-level tokenizers, which know every byte
     roberta = {"max_position_embeddings": 26, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
     modern = {"max_position_embeddings": 24, "local_attention": 6, "global_attn_every_n_layers": 2}
     modern |= {f"{role}_token_id": None for role in ("bos", "eos", "cls", "sep")}
     kinds = {
         "bert": ("Bert", BertLayer, {"max_position_embeddings": 24}),
-        "roberta": ("Roberta", RobertaLayer, roberta),
+        "roberta": ("Roberta", RobertaLayer, roberta | of_bytes),
         "xlm-roberta": ("XLMRoberta", XLMRobertaLayer, roberta),
-        "modernbert": ("ModernBert", ModernBertEncoderLayer, modern | {"pad_token_id": 0}),
+        "modernbert": (
+            "ModernBert",
+            ModernBertEncoderLayer,
+            modern | of_bytes | {"pad_token_id": 0},
+        ),
         "mpnet": ("MPNet", MPNetLayer, {"max_position_embeddings": 26, "layer_norm_eps": 1e-5}),
     }
     folders = {}
     for kind, (name, layer_class, extra) in kinds.items():
         folder = tmp_path_factory.mktemp(kind)
         _write_tokenizer(kind, folder)
-        config = getattr(transformers, f"{name}Config")(**sizes, **extra)
+        config = getattr(transformers, f"{name}Config")(**sizes | extra)
         lm = getattr(transformers, f"{name}ForMaskedLM")(config)
         options = ()
         if kind == "modernbert":  # like a third layer: it sees all tokens, and has both LayerNorms
-            options = (type(config)(**sizes | {"num_hidden_layers": 3}, **extra), 2)
+            options = (type(config)(**sizes | extra | {"num_hidden_layers": 3}), 2)
         head = torch.nn.ModuleList(layer_class(*(options or (config,))) for _ in range(2))
         generator = torch.Generator().manual_seed(7)
         for module in (lm, head):
@@ -256,7 +261,10 @@ def _write_tokenizer(kind, folder):
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=90, special_tokens=list(special.values()), show_progress=False
+            vocab_size=90 + 256,
+            special_tokens=list(special.values()),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
         tokenizer.train_from_iterator(TEXTS, trainer)
     ends = [(special[name], tokenizer.token_to_id(special[name])) for name in ("sep", "cls")]

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from tokenizers import normalizers
 
-from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.prompts import count_tokens, put_before
 from cocondenser_jax.corpus.spans import Span, spans_of_texts
 from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.errors import UserError, first_line
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.storage.model_folder import lowers_case, network_folder
 
 # With capitals, accents, punctuation, characters that stand alone or that normalizers replace; and
@@ -59,9 +58,6 @@ def require_same_tokens(
 ) -> None:
     """Raises a UserError where training would read other tokens than the model is searched with.
 
-    Texts with bytes that a byte-level tokenizer does not know are not compared: transformers leaves
-    such bytes out, where tokenizers has an unknown token.
-
     Args:
       name: of the model's folder, for the message.
       tokenizer: of training.
@@ -75,7 +71,7 @@ def require_same_tokens(
             expected = [*search(prompt + text)]
             if longest is not None and len(ids) > longest:
                 ids = [*ids[: longest - len(tokenizer.suffix_ids)], *tokenizer.suffix_ids]
-            if ids != expected and not _lacks_bytes(tokenizer, ids):
+            if ids != expected:
                 at = _first_difference(ids, expected)
                 theirs, ours = (_spelled(tokenizer, each, at) for each in (expected, ids))
                 raise UserError(
@@ -93,7 +89,9 @@ def reader_of_folder(folder: Path) -> Callable[[str], list[int]]:
     try:
         loaded: Any = AutoTokenizer.from_pretrained(of_network, trust_remote_code=False)
     except Exception as error:  # the library raises anything for a broken folder
-        raise UserError(f"{folder} holds no tokenizer that loads: {first_line(error)}") from error
+        raise UserError(
+            f"{folder} holds no tokenizer that loads: {whole_message(error)}"
+        ) from error
     lower = normalizers.Lowercase().normalize_str if lowers_case(folder) else str
 
     def read(text: str) -> list[int]:
@@ -111,12 +109,6 @@ def _padded(spans: Sequence[Span], n_columns: int) -> Texts:
         ids_NxL[i, : n_tokens_N[i]] = span.tokens
         starts_NxL[i, : n_tokens_N[i]] = span.starts
     return Texts(ids_NxL, starts_NxL, n_tokens_N)
-
-
-def _lacks_bytes(tokenizer: SpanTokenizer, ids: Sequence[int]) -> bool:
-    """Returns whether a byte-level tokenizer does not know a byte of a text."""
-    is_byte_level = tokenizer.kind and BACKBONES[tokenizer.kind].tokenizer == "byte-level"
-    return bool(is_byte_level) and tokenizer.unknown_id in ids
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ from cocondenser_jax.convert.from_torch import load_encoder, read_shape
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
-from cocondenser_jax.errors import UnsupportedError, UserError, first_line
+from cocondenser_jax.errors import UnsupportedError, UserError, whole_message
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
 from cocondenser_jax.finetune.pairs import Adam, Network, PairSettings, Probe, train_pairs
 from cocondenser_jax.finetune.trainer import TrainerSettings
@@ -162,7 +162,7 @@ def _read_in_torch(start: Path, tokenizer: SpanTokenizer) -> Reading:
     try:
         config = AutoConfig.from_pretrained(start, trust_remote_code=False)
     except Exception as error:  # of each kind of damage another
-        raise UserError(f"{start} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"{start} cannot be loaded: {whole_message(error)}") from error
     representation = read_representation(start)
     longest = max_tokens(config)
     longest = min(representation.max_length or longest, longest)

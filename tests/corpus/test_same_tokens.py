@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from cocondenser_jax.corpus.same_tokens import (
@@ -94,3 +95,17 @@ def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
         require_same_tokens(folder, load_tokenizer(str(folder)), reader_of_folder(folder))
     with pytest.raises(UserError, match="holds no tokenizer that loads"):
         reader_of_folder(folder / "nothing")
+
+
+def test_a_first_word_of_unknown_bytes_has_its_tokens_after_a_space(write):
+    """They spell nothing that could be read once more: "<unk>" would be five letters."""
+    content = files_of("byte-level BPE of RoBERTa")["tokenizer.json"]
+    special = {each["content"]: each["id"] for each in content["added_tokens"]}
+    letters = {letter: len(special) + n for n, letter in enumerate("Ġabuknx<>")}
+    small = Tokenizer(models.BPE(special | letters, [], unk_token="<unk>"))
+    small.pre_tokenizer = pre_tokenizers.ByteLevel()
+    model = json.loads(small.to_str())["model"]
+    tokenizer = load_tokenizer(str(write("byte-level BPE of RoBERTa", tokenizer={"model": model})))
+    ids = tokens_in_training(tokenizer, ["éa b"])[0]
+    assert ids == tokenizer.backend.encode(" éa b").ids
+    assert ids.count(special["<unk>"]) >= 1

@@ -282,9 +282,9 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
 
     runs = [read_run(file) for file in run]
-    check_runs(dict(zip(map(str, run), runs, strict=True)))
     if ignore_identical_ids:  # before ranks and scores are counted
         runs = [drop_identical_ids(each) for each in runs]
+    check_runs(dict(zip(map(str, run), runs, strict=True)))
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
     warn_of_identical_ids(fused, fused)
     write_run(run_out, fused)

@@ -99,11 +99,16 @@ def _read_names(candidates: Candidates) -> _Named:
         raise UserError(f"{candidates.run} is empty: expected a TREC run")
     if candidates.ignore_identical_ids:
         run = drop_identical_ids(run)
+        if not any(run.values()):
+            raise UserError(
+                f"{candidates.run} has no result but passages with their query's id, which are left"
+                " out"
+            )
     warn_of_identical_ids(run, run)
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
     queries = read_queries(candidates.data, candidates.split)
     require_known(first, queries, "queries", candidates.run)
-    n_without = sum(query not in first for query in queries)
+    n_without = sum(not first.get(query) for query in queries)
     if candidates.split is not None and n_without:
         logger.warning(
             "%s has no result for %d of %d queries of %s",

@@ -134,6 +134,23 @@ def test_a_run_is_reranked_without_what_has_its_querys_id(
     assert "their own id" not in caplog.text
 
 
+@pytest.mark.parametrize("program", ["fuse", "rerank"])
+def test_runs_of_queries_that_find_nothing_but_themselves_are_refused(
+    program, cross_encoder_folder, beir, runs, tmp_path, capsys
+):
+    write_run(runs / "own", {"d3": {"d3": 9.0}})
+    command = [program, f"--run={runs}/own", f"--run_out={tmp_path}/out", "--ignore_identical_ids"]
+    if program == "fuse":
+        command.append(f"--run={runs}/second")
+        said = "own has no results: there is nothing to fuse"
+    else:
+        command += [f"--model={cross_encoder_folder}", f"--data={beir}"]
+        said = "own has no result but passages with their query's id, which are left out"
+    assert main(command) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("program", ["bm25", "retrieve"])
 def test_queries_that_find_nothing_but_themselves_get_no_run(
     program, model_folder, tmp_path, capsys

@@ -194,15 +194,18 @@ CONFIGS = {
 }
 
 
+def change_file(path, change):
+    """Writes bytes into a JSON file, or changes keys of its object."""
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(path.read_text()) | change).encode()
+    path.write_bytes(change)
+
+
 @pytest.mark.parametrize("read", [load, load_retriever])
 @pytest.mark.parametrize("case", CONFIGS)
 def test_broken_configs(case, read, research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
-    path = folder / "config.json"
-    change = CONFIGS[case]
-    if isinstance(change, dict):
-        change = json.dumps(json.loads(path.read_text()) | change).encode()
-    path.write_bytes(change)
+    change_file(folder / "config.json", CONFIGS[case])
     refusal(read, folder)
 
 
@@ -224,11 +227,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("case", TOKENIZERS)
 def test_broken_tokenizers(case, read, research_folders, tmp_path):
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
-    path = folder / "tokenizer.json"
-    change = TOKENIZERS[case]
-    if isinstance(change, dict):
-        change = json.dumps(json.loads(path.read_text()) | change).encode()
-    path.write_bytes(change)
+    change_file(folder / "tokenizer.json", TOKENIZERS[case])
     refusal(read, folder)
 
 

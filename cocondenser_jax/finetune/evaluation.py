@@ -41,11 +41,11 @@ class DevEvaluator(BaseEvaluator):
       −log( exp s(q, d⁺) / (exp s(q, d⁺) + Σ_d exp s(q, d)) ),
 
     d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
-    the best relevant passage, 0 beyond the cutoff; ties count
-    against it. Without a run, the whole collection is ranked and the cutoff is 10; with
-    one, the relevant passages and all that the run has for the query (or, if it has none, for all
-    others), and the cutoff is 100. The passage with the query's own id is left out, as BEIR does
-    where queries are passages, unless it is judged relevant.
+    the best relevant passage, 0 beyond the cutoff; ties count against it. Without a run, the whole
+    collection is ranked and the cutoff is 10; with one, the relevant passages and all that the run
+    has for the query (or, if it has none, for all others), and the cutoff is 100. The passage with
+    the query's own id is left out, as BEIR does where queries are passages, unless it is judged
+    relevant.
     """
 
     # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of

@@ -1,7 +1,6 @@
 """The verdict on an adaptation, as a value: what the code decides by, and the line that is printed.
 
-A difference counts if the randomization test finds it at 0.05. Without judgments the verdict is
-"unknown", unless nothing has changed.
+A difference counts if the randomization test finds it at 0.05.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from cocondenser_jax.evaluation.significance import (
 PUBLISHED = "published"  # the model as it was
 ADAPTED = "adapted"  # the model with as much of the change as is kept
 
-Outcome = Literal["helped", "no difference", "harmed", "unknown"]
+Outcome = Literal["helped", "no difference", "harmed"]
 
 
 class Verdict(NamedTuple):

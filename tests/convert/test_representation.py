@@ -60,14 +60,7 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
     )
     np.testing.assert_allclose(model.encode(texts), ours, rtol=0, atol=1e-5)
 
-    # The card names the model by its folder.
-    monkeypatch.chdir(out.parent)
-    programs = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
-    found = [{}, {}]
-    for program, names in zip(programs, found, strict=True):
-        exec(program, names)
-    vectors, with_transformers = (names["vectors"] for names in found)
-    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
+    assert_programs_of_the_card_agree(out, monkeypatch)
 
 
 PUBLISHED = {
@@ -109,16 +102,9 @@ def test_the_card_leaves_out_prompts_that_are_not_pooled(bert_folder, pooling, m
     config = dataclasses.replace(config, representation=representation)
     out = bert_folder.parent / "out"
     export_folder(params, config, bert_folder, out, {})
-    monkeypatch.chdir(out.parent)  # the card names the model by its folder
     card = (out / "README.md").read_text()
     assert "(without [CLS] and the prompt where it has one)" in card
-    found = [{}, {}]
-    for program, names in zip(
-        re.findall(r"```python\n(.*?)```", card, re.DOTALL), found, strict=True
-    ):
-        exec(program, names)
-    vectors, with_transformers = (names["vectors"] for names in found)
-    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
+    assert_programs_of_the_card_agree(out, monkeypatch)
 
 
 def test_the_card_says_what_comes_before_texts(bert_folder, monkeypatch):
@@ -129,14 +115,7 @@ def test_the_card_says_what_comes_before_texts(bert_folder, monkeypatch):
     export_folder(params, config, bert_folder, out, {})
     card = (out / "README.md").read_text()
     assert 'Queries begin with `"the\\n"`, passages with `"words \\"a\\": "`.' in card
-    monkeypatch.chdir(out.parent)  # the card names the model by its folder
-    found = [{}, {}]
-    for program, names in zip(
-        re.findall(r"```python\n(.*?)```", card, re.DOTALL), found, strict=True
-    ):
-        exec(program, names)
-    vectors, with_transformers = (names["vectors"] for names in found)
-    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
+    assert_programs_of_the_card_agree(out, monkeypatch)
 
 
 def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
@@ -245,10 +224,20 @@ def test_the_card_cuts_vectors_to_their_first_size(bert_folder, monkeypatch):
     assert card_program(out, "transformers", monkeypatch)["vectors"].shape[1] == 20
 
 
+def assert_programs_of_the_card_agree(folder, monkeypatch):
+    """Runs both programs of a model's card, and compares their vectors."""
+    libraries = "sentence_transformers", "transformers"
+    vectors, with_transformers = (
+        card_program(folder, library, monkeypatch)["vectors"] for library in libraries
+    )
+    np.testing.assert_allclose(vectors, with_transformers.detach(), rtol=0, atol=1e-5)
+
+
 def card_program(folder, library, monkeypatch):
     """Runs the program of a model's card that uses a library; returns its names."""
-    monkeypatch.chdir(folder.parent)
+    monkeypatch.chdir(folder.parent)  # the card names the model by its folder
     programs = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
     names = {}
     exec(next(each for each in programs if f"\nfrom {library} import" in f"\n{each}"), names)
     return names

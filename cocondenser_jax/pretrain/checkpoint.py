@@ -25,13 +25,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax import __version__
+from cocondenser_jax.collection.folder import split_files
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import Experiment
+from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
 from cocondenser_jax.pretrain.step import TrainState
-from cocondenser_jax.storage.files import new_folder, read_object, write_json
+from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
 from cocondenser_jax.storage.runs import (
     newest_intact,
     numbered_folders,
@@ -50,7 +51,7 @@ FREE_SETTINGS = (
     "config.checkpoint",
     "config.log_every",
     "config.data.store",  # the same data may have moved; its hash is compared
-    "config.probe.data",  # may have moved
+    "config.probe.data",  # so may these files
     "data.source",
     "data.stores",
     "versions",
@@ -90,6 +91,7 @@ def open_run(
             "spans": store.n_spans,
             "tokens": store.n_tokens,
         },
+        "probe_data": _probe_files(experiment.probe),
         "versions": {
             "cocondenser_jax": __version__,  # a clone that was not installed has no metadata
             **{name: importlib.metadata.version(name) for name in LIBRARIES},
@@ -101,6 +103,14 @@ def open_run(
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:
             shutil.copytree(store.tokenizer_folder, folder, dirs_exist_ok=True)
+
+
+def _probe_files(settings: ProbeSettings) -> dict[str, str]:
+    """Returns the checksums of the files that the probe searches, if it does."""
+    if not settings.data:
+        return {}
+    files = split_files(Path(settings.data), settings.split)
+    return {name: file_sha256(path) for name, path in files.items()}
 
 
 def started_model(workdir: Path) -> ModelConfig | None:

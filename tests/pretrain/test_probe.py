@@ -25,6 +25,7 @@ from cocondenser_jax.pretrain.checkpoint import (
     best_probe,
     checkpoint_writer,
     load_run,
+    open_run,
     saved_probes,
 )
 from cocondenser_jax.pretrain.experiment import ProbeSettings, resolve
@@ -112,6 +113,28 @@ def probed(config, data):
         patch.setattr(probe, "N_ROWS", 1)  # several chunks on each of eight devices
         train(config, data.parent / "run")
     return data.parent / "run"
+
+
+def test_other_texts_or_judgments_are_refused_and_moved_ones_are_not(config, data, tmp_path):
+    config = config.copy_and_resolve_references().unlock()
+    store = open_store(Path(config.data.store))
+    model_config = model_of(config, store)
+
+    def start(folder):
+        config.probe.update({"every": 3, "data": str(folder), "split": "dev"})
+        open_run(tmp_path / "run", resolve(config, store), model_config, store)
+
+    start(data)
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    start(moved)
+    files = {"corpus": "corpus.jsonl", "queries": "queries.jsonl", "judgments": "qrels/dev.tsv"}
+    for kind, name in files.items():
+        content = (moved / name).read_text()
+        (moved / name).write_text(content.replace("2", "3"))
+        with pytest.raises(UserError, match=rf"was started with probe_data\.{kind}='\w+', now"):
+            start(moved)
+        (moved / name).write_text(content)
+    start(moved)
 
 
 def logged(run):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.corpora import docstrings, write_tokenizer
 from benchmarks.results import report
-from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.spans import cut_documents
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 

@@ -14,13 +14,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.sources import (
-    Document,
-    Piece,
-    open_source,
-    read_documents,
-    read_pieces,
-)
+from cocondenser_jax.corpus.records import Document, Piece
+from cocondenser_jax.corpus.sources import open_source, read_documents, read_pieces
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.tasks import (

@@ -1,26 +1,35 @@
 """Streams documents from installed packages, files, folders and published datasets."""
 
 import functools
+import hashlib
+import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.corpus.records import (
+    FIELDS,
+    MAX_DOCUMENT_BYTES,
+    Document,
+    Piece,
+    check_size,
+    named_errors,
+    record_piece,
+    to_document,
+)
 from cocondenser_jax.errors import (
     UserError,
     escape_control,
     first_three,
-    name_extra,
-    whole_message,
 )
-from cocondenser_jax.storage.files import parse_object, read_lines, without_surrogates
+from cocondenser_jax.storage.files import parse_object, read_lines
 from cocondenser_jax.storage.tables import (
     PASSAGE_FILES,
     plain_name,
@@ -31,8 +40,6 @@ from cocondenser_jax.storage.tables import (
 
 logger = logging.getLogger(__name__)
 
-MAX_DOCUMENT_BYTES = 50_000_000
-_FIELDS = ("_id", "id", "title", "text", "spans")
 ACCEPTED_FILES = "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder of them"
 ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
@@ -44,18 +51,6 @@ _FILE_NAME = re.compile(r".*\.((txt|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOT
 _OWN_SUFFIXES = (".jsonl", ".parquet")
 _RECORDS_PER_PIECE = 10_000  # of a dataset whose records are read by number
 _ROWS_AT_ONCE = 100
-
-
-class Document(NamedTuple):
-    """A text and its name; `spans` where the source has already cut it."""
-
-    id: str
-    text: str
-    spans: tuple[str, ...] | None = None
-
-
-# Reads a piece of a source, without the rest.
-Piece = Callable[[], Iterator[Document]]
 
 
 def read_documents(source: str) -> Iterator[Document]:
@@ -71,6 +66,14 @@ def read_pieces(source: str, pieces: Sequence[Piece]) -> Iterator[Document]:
             yield document
     if document is None:
         raise UserError(f"{source} holds no documents")
+
+
+def documents_sha256(source: str) -> str:
+    """Returns the SHA-256 of the names and texts of a source's documents, in their order."""
+    digest = hashlib.sha256()
+    for document in read_documents(source):
+        digest.update(json.dumps(document).encode())
+    return digest.hexdigest()
 
 
 def open_source(source: str) -> list[Piece]:
@@ -89,7 +92,7 @@ def open_source(source: str) -> list[Piece]:
         packages = [package for package in name.split(",") if package] or None
         return [functools.partial(_read_packages, packages)]
     if scheme in _DATASETS:
-        with _named(source):
+        with named_errors(source):
             return _DATASETS[scheme](source, name)
     path = Path(source)
     files = [path]
@@ -150,14 +153,14 @@ def _read_packages(packages: list[str] | None) -> Iterator[Document]:
 
 def _read_table(path: Path) -> Iterator[Document]:
     for where, row in read_rows(path, _lines(path)):
-        yield _to_document(row, "", where)  # each row has an id
+        yield to_document(row, "", where)  # each row has an id
 
 
 def _read_objects(path: Path, prefix: str) -> Iterator[Document]:
     for number, line in _lines(path):
         if line.strip():
             where = f"{path}:{number}"
-            yield _to_document(parse_object(line, where), f"{prefix}{number}", where)
+            yield to_document(parse_object(line, where), f"{prefix}{number}", where)
 
 
 def _read_text(path: Path, prefix: str) -> Iterator[Document]:
@@ -171,7 +174,7 @@ def _read_text(path: Path, prefix: str) -> Iterator[Document]:
         n_bytes = len(text.encode())
         for _, text in block:
             n_bytes += len(text.encode())
-            _check_size(n_bytes, f"{path}:{first}")
+            check_size(n_bytes, f"{path}:{first}")
             texts.append(text)
         yield Document(f"{prefix}{first}", "\n".join(texts))
 
@@ -188,15 +191,15 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parquet_pieces(path: Path, prefix: str) -> list[Piece]:
     import pyarrow.dataset  # type: ignore[import-untyped]  # for this source only
 
-    with _named(str(path)):
+    with named_errors(str(path)):
         data = pyarrow.dataset.dataset(path)
         groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
-    names = [name for name in data.schema.names if name in _FIELDS]
+    names = [name for name in data.schema.names if name in FIELDS]
     pieces = []
     first = 1
     for group in groups:
         rows = functools.partial(_parquet_rows, group, names)
-        pieces.append(_record_piece(str(path), rows, prefix, first))
+        pieces.append(record_piece(str(path), rows, prefix, first))
         first += group.row_groups[0].num_rows
     return pieces
 
@@ -215,104 +218,6 @@ def _parquet_rows(group: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _record_piece(
-    source: str,
-    records: Callable[[], Iterable[dict[str, Any]]],
-    prefix: str = "",
-    first: int = 1,
-) -> Piece:
-    """Makes a piece of records; one without an id is named by prefix and number, from `first`."""
-
-    def read() -> Iterator[Document]:
-        for number, record in _numbered(source, records, first):
-            yield _to_document(record, f"{prefix}{number}", f"{source}, record {number}")
-
-    return read
-
-
-def _numbered(
-    source: str, records: Callable[[], Iterable[dict[str, Any]]], first: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbers records; names the source, and the last record that could be read, in errors."""
-    number = first - 1
-    try:
-        for number, record in enumerate(records(), start=first):
-            yield number, record
-    except UserError:
-        raise
-    except Exception as error:  # of each library another
-        after = f", after record {number}" if number >= first else ""
-        raise _unreadable(f"{source}{after}", error) from error
-
-
-@contextmanager
-def _named(source: str) -> Iterator[None]:
-    """Names the source in errors of a library."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # of each library another: a wrong name, a failed connection
-        raise _unreadable(source, error) from error
-
-
-def _unreadable(source: str, error: Exception) -> UserError:
-    missing = name_extra(error) if isinstance(error, ImportError) else None
-    return missing or UserError(f"{source}: {whole_message(error)}")
-
-
-def _to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
-    name = without_surrogates(_id(record, default_id, where))
-    spans = record.get("spans")
-    if spans is not None:
-        texts = [_text(span, "spans", where) for span in spans] if isinstance(spans, list) else []
-        if not isinstance(spans, list) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{where}: `spans` must be a list of strings")
-        if None in spans:
-            raise UserError(f"{where}: `spans` must be a list of strings, without nulls")
-        cut = tuple(without_surrogates(text) for text in texts)
-        document = Document(name, "\n".join(cut), cut)
-    else:
-        text = _text(record.get("text", 0), "text", where)
-        title = _text(record.get("title"), "title", where)
-        if not isinstance(text, str):
-            raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
-        if not isinstance(title, str):
-            raise UserError(f"{where}: `title` must be a string")
-        text = text.strip()
-        title = title.strip()
-        if not text.startswith(title):
-            text = f"{title}\n{text}"
-        document = Document(name, without_surrogates(text))
-    _check_size(len(document.text), where)
-    return document
-
-
-def _id(record: dict[str, Any], default: str, where: str) -> str:
-    for key in ("_id", "id"):
-        if record.get(key) is not None:
-            return str(_text(record[key], key, where))
-    return default
-
-
-def _text(value: Any, field: str, where: str) -> Any:
-    """Decodes text that a library gives as bytes; null becomes an empty text."""
-    if value is None:
-        return ""
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: `{field}` is not UTF-8") from None
-
-
-def _check_size(n_bytes: int, where: str) -> None:
-    if n_bytes > MAX_DOCUMENT_BYTES:
-        limit = MAX_DOCUMENT_BYTES // 1_000_000
-        raise UserError(f"{where}: a document is larger than {limit} MB; split it first")
-
-
 def _huggingface_pieces(source: str, name: str) -> list[Piece]:
     path, _, rest = name.partition(":")
     config, _, split = rest.partition(":")
@@ -325,6 +230,9 @@ def _huggingface_pieces(source: str, name: str) -> list[Piece]:
     # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
     open_builder = functools.partial(datasets.load_dataset_builder, path, config or None)
     builder = open_builder()
+    if options := _as_written(builder):
+        open_builder = functools.partial(open_builder, **options)
+        builder = open_builder()
     split = split or "train"
     paths = [str(file) for file in (builder.config.data_files or {}).get(split, [])]
     suffixes = {plain_suffix(Path(file)) for file in paths}
@@ -343,13 +251,30 @@ def _huggingface_pieces(source: str, name: str) -> list[Piece]:
     return _streamed_pieces(source, data, paths)
 
 
+def _as_written(builder: Any) -> dict[str, Any]:
+    """Returns what makes datasets read the fields of .csv files as they are written.
+
+    Otherwise a text "NA" would be none, and an id 007 the number 7. Nothing for other files.
+    """
+    import datasets
+
+    if not hasattr(builder.config, "na_filter"):
+        return {}
+    if builder.info.features is None:
+        return {"na_filter": False, "converters": dict.fromkeys(FIELDS, str)}
+    # The dataset's card declares types, possibly also of columns that are not read.
+    read = [name for name in builder.info.features if name in FIELDS]
+    strings = dict.fromkeys(read, datasets.Value("string"))
+    return {"na_filter": False, "features": datasets.Features(strings)}
+
+
 def _streamed_pieces(source: str, data: Any, paths: Sequence[str]) -> list[Piece]:
     """Makes a piece of each shard, which is one of the files if there are as many."""
     n_shards = data.num_shards
     names = paths if len(paths) == n_shards else [f"file {k}" for k in range(n_shards)]
     prefixes = _prefixes(n_shards)
     return [
-        _record_piece(
+        record_piece(
             f"{source} {names[k]}", functools.partial(data.shard, n_shards, k), prefixes[k]
         )
         for k in range(n_shards)
@@ -376,7 +301,7 @@ def _tensorflow_pieces(source: str, name: str) -> list[Piece]:
     numbers = range(len(data))  # records are read by number
     slices = [numbers[k : k + _RECORDS_PER_PIECE] for k in numbers[::_RECORDS_PER_PIECE]]
     return [
-        _record_piece(source, functools.partial(map, data.__getitem__, k), first=k[0] + 1)
+        record_piece(source, functools.partial(map, data.__getitem__, k), first=k[0] + 1)
         for k in slices
     ]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import WordTable, tokenize_words
 

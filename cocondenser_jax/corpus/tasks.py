@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cocondenser_jax.corpus.sources import Document, open_source
+from cocondenser_jax.corpus.records import Document
+from cocondenser_jax.corpus.sources import open_source
 from cocondenser_jax.storage.files import new_file
 
 _DIGEST_RANGE = 1 << 64  # of the first half of a digest

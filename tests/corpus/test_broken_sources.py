@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cocondenser_jax.corpus import sources
-from cocondenser_jax.corpus.sources import Document, read_documents
+from cocondenser_jax.corpus.records import Document, record_piece
+from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
 from tests.world import write_records
 
@@ -77,7 +77,7 @@ def test_whatever_a_library_raises_is_one_line_with_the_last_record(error):
         yield {"text": "b"}
         raise error("what failed:\n  in\n\n  which column")
 
-    piece = sources._record_piece("hf:x", records, "0:", first=7)()
+    piece = record_piece("hf:x", records, "0:", first=7)()
     assert [next(piece).id, next(piece).id] == ["0:7", "0:8"]
     with pytest.raises(UserError, match=r"^hf:x, after record 8: what failed: in which column$"):
         next(piece)

@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.same_tokens import tokens_in_training
-from cocondenser_jax.corpus.sources import Document
 from cocondenser_jax.corpus.spans import cut_documents
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer

@@ -7,8 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 from backports import zstd
 
-from cocondenser_jax.corpus import sources
-from cocondenser_jax.corpus.sources import Document, choose_files, open_source, read_documents
+from cocondenser_jax.corpus import records, sources
+from cocondenser_jax.corpus.records import Document
+from cocondenser_jax.corpus.sources import (
+    choose_files,
+    documents_sha256,
+    open_source,
+    read_documents,
+)
 from cocondenser_jax.errors import UserError
 from tests.world import COMPRESSIONS, write_records
 
@@ -167,7 +173,8 @@ def test_a_broken_archive_is_named(tmp_path, suffix, damage):
     ("name", "unit"), [("corpus.txt", "line"), ("corpus.jsonl", "line"), ("blocks.txt", "document")]
 )
 def test_a_giant_document_is_refused_and_never_held(tmp_path, monkeypatch, name, unit):
-    monkeypatch.setattr(sources, "MAX_DOCUMENT_BYTES", 1_000_000)
+    for module in (records, sources):
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 1_000_000)
     block = b"short\n\n" + (b"x" * 9_999 + b"\n") * 2000
     (tmp_path / name).write_bytes(block if name == "blocks.txt" else b"x" * 20_000_000)
     tracemalloc.start()
@@ -266,6 +273,63 @@ def test_the_splits_of_a_folder_of_files(tmp_path):
     assert list(read_documents(f"hf:{loose}::test")) == [Document("1", "e")]
     with pytest.raises(UserError, match=r"^hf:.*loose é::nosuchsplit: "):
         list(read_documents(f"hf:{loose}::nosuchsplit"))
+
+
+def test_the_hash_of_documents_is_that_of_their_names_and_texts(tmp_path):
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.txt"
+    path.write_text('{"text": "x"}\n{"text": "y"}\n')
+    other.write_text("x\ny\n")
+    whole = documents_sha256(str(path))
+    assert documents_sha256(str(other)) == whole
+    contents = ["y\nx\n", "x\n", "x\ny\nz\n", "xy\n", "x\n\ny\n"]
+    hashes = {whole}
+    for content in contents:
+        other.write_text(content)
+        hashes.add(documents_sha256(str(other)))
+    for record in ('{"text": "x", "id": "7"}', '{"spans": ["x", "y"]}', '{"spans": ["x\\ny"]}'):
+        path.write_text(f"{record}\n")
+        hashes.add(documents_sha256(str(path)))
+    assert len(hashes) == 1 + len(contents) + 3
+
+
+CSV = "id,text,title,score\n007,NA,null,1.5\n1e3,1.0,,\n,true,None,NA\n"
+CARD = """---
+dataset_info:
+  features:
+  - name: id
+    dtype: int64
+  - name: text
+    dtype: string
+  - name: title
+    dtype: string
+  - name: score
+    dtype: float64
+---
+"""
+
+
+@pytest.mark.parametrize("card", ["", CARD])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_text_in_columns_of_a_dataset_stays_as_it_is_written(tmp_path, card, suffix):
+    """Read by pandas, "NA" would be no text, 007 the number 7, and 1.0 a number."""
+    pytest.importorskip("datasets")
+    (tmp_path / f"a.{suffix}").write_text(CSV if suffix == "csv" else CSV.replace(",", "\t"))
+    (tmp_path / "README.md").write_text(card)
+    assert list(read_documents(f"hf:{tmp_path}")) == [
+        Document("007", "null\nNA"),
+        Document("1e3", "1.0"),
+        Document("", "None\ntrue"),
+    ]
+    (tmp_path / f"a.{suffix}").write_text("text\n007\n010\n")
+    if not card:
+        assert [document.text for document in read_documents(f"hf:{tmp_path}")] == ["007", "010"]
+
+
+def test_an_id_that_is_read_as_a_date_is_refused(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "a.json").write_text('{"id": "2020-01-02", "text": "x"}\n')
+    with pytest.raises(UserError, match=r"a\.json, record 1: `id` is read as a date, 2020-01-02"):
+        list(read_documents(f"hf:{tmp_path}"))
 
 
 def test_tensorflow_datasets_without_tensorflow(tmp_path, monkeypatch):

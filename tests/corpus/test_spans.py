@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.corpus import spans
-from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.spans import cut_documents, split_sentences
 from tests.conftest import MODEL_TYPES
 from tests.corpus.test_words import own_tokens

@@ -7,7 +7,7 @@ import pytest
 
 from cocondenser_jax.corpus import tasks
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.corpus.sources import Document
+from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
 from tests.world import write_in_tasks, write_records
 

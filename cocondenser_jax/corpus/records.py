@@ -1,0 +1,127 @@
+"""Turns records of any library into documents, and its errors into one line."""
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from cocondenser_jax.errors import UserError, name_extra, whole_message
+from cocondenser_jax.storage.files import without_surrogates
+
+MAX_DOCUMENT_BYTES = 50_000_000
+FIELDS = ("_id", "id", "title", "text", "spans")  # of a record that are read
+
+
+class Document(NamedTuple):
+    """A text and its name; `spans` where the source has already cut it."""
+
+    id: str
+    text: str
+    spans: tuple[str, ...] | None = None
+
+
+# Reads a piece of a source, without the rest.
+Piece = Callable[[], Iterator[Document]]
+
+
+def record_piece(
+    source: str,
+    records: Callable[[], Iterable[dict[str, Any]]],
+    prefix: str = "",
+    first: int = 1,
+) -> Piece:
+    """Makes a piece of records; one without an id is named by prefix and number, from `first`."""
+
+    def read() -> Iterator[Document]:
+        for number, record in _numbered(source, records, first):
+            yield to_document(record, f"{prefix}{number}", f"{source}, record {number}")
+
+    return read
+
+
+def _numbered(
+    source: str, records: Callable[[], Iterable[dict[str, Any]]], first: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbers records; names the source, and the last record that could be read, in errors."""
+    number = first - 1
+    try:
+        for number, record in enumerate(records(), start=first):
+            yield number, record
+    except UserError:
+        raise
+    except Exception as error:  # of each library another
+        after = f", after record {number}" if number >= first else ""
+        raise _unreadable(f"{source}{after}", error) from error
+
+
+@contextmanager
+def named_errors(source: str) -> Iterator[None]:
+    """Names the source in errors of a library."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of each library another: a wrong name, a failed connection
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: str, error: Exception) -> UserError:
+    missing = name_extra(error) if isinstance(error, ImportError) else None
+    return missing or UserError(f"{source}: {whole_message(error)}")
+
+
+def to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
+    """Makes a document of a record; `where` names it in errors."""
+    name = without_surrogates(_id(record, default_id, where))
+    spans = record.get("spans")
+    if spans is not None:
+        texts = [_text(span, "spans", where) for span in spans] if isinstance(spans, list) else []
+        if not isinstance(spans, list) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"{where}: `spans` must be a list of strings")
+        if None in spans:
+            raise UserError(f"{where}: `spans` must be a list of strings, without nulls")
+        cut = tuple(without_surrogates(text) for text in texts)
+        document = Document(name, "\n".join(cut), cut)
+    else:
+        text = _text(record.get("text", 0), "text", where)
+        title = _text(record.get("title"), "title", where)
+        if not isinstance(text, str):
+            raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
+        if not isinstance(title, str):
+            raise UserError(f"{where}: `title` must be a string")
+        text = text.strip()
+        title = title.strip()
+        if not text.startswith(title):
+            text = f"{title}\n{text}"
+        document = Document(name, without_surrogates(text))
+    check_size(len(document.text), where)
+    return document
+
+
+def _id(record: dict[str, Any], default: str, where: str) -> str:
+    for key in ("_id", "id"):
+        name = record.get(key)
+        if isinstance(name, datetime.date):  # datasets reads strings of JSON so
+            raise UserError(f"{where}: `{key}` is read as a date, {name}: expected a string")
+        if name is not None:
+            return str(_text(name, key, where))
+    return default
+
+
+def _text(value: Any, field: str, where: str) -> Any:
+    """Decodes text that a library gives as bytes; null becomes an empty text."""
+    if value is None:
+        return ""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: `{field}` is not UTF-8") from None
+
+
+def check_size(n_bytes: int, where: str) -> None:
+    """Raises a UserError for a document that is too large to be one."""
+    if n_bytes > MAX_DOCUMENT_BYTES:
+        limit = MAX_DOCUMENT_BYTES // 1_000_000
+        raise UserError(f"{where}: a document is larger than {limit} MB; split it first")

@@ -37,7 +37,7 @@ from tqdm import tqdm
 from cocondenser_jax.analysis.changes import Changes
 from cocondenser_jax.analysis.report import ResultRow, write_report
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
-from cocondenser_jax.corpus.sources import read_documents
+from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.quickstart.agreement import (
     Choice,
@@ -157,18 +157,18 @@ def adapt(
     trial = None if data is None else _trial_of(data, options)
     if trial is not None:
         check_trial(trial)
-    next(read_documents(corpus))
     started = {
         "command": "adapt",
         "model": model_sha256(start),
         "corpus": corpus,
+        "corpus_sha256": documents_sha256(corpus),
         "overrides": [*overrides],
         "given": options.given._asdict(),
         "backend": trainer.name,
         "language": language,
     }
     with lock_folder(workdir):
-        start_or_compare(workdir / "started.json", started)
+        start_or_compare(workdir / "started.json", started, free=("corpus",))  # it may move
         published = workdir / PUBLISHED / "model"
         make_once(workdir, published, write_resolved, start, vectors, pooled_size(original))
         length = config.data.length

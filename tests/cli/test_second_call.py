@@ -37,7 +37,7 @@ def started(what):
 
 ANSWERS = {
     "adapt": {
-        "--corpus={place}/other.jsonl": started("corpus="),
+        "--corpus={place}/other.jsonl": started("corpus_sha256="),
         "--model={other_model}": started("model="),
         "--workdir={place}/elsewhere": OTHER_FOLDER,
         "--data={place}/judged": OBEYED,  # what is trained does not depend on it

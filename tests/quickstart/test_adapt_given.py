@@ -47,6 +47,26 @@ def publish(tmp_path, monkeypatch, capsys):
     return run
 
 
+def test_a_corpus_that_has_changed_since_is_refused(model_folder, tmp_path, publish, capsys):
+    workdir = publish(model_folder)
+    assert publish(model_folder) == workdir
+    corpus = tmp_path / "corpus.jsonl"
+    started = (workdir / "started.json").read_text()
+    words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}", f"--workdir={workdir}"]
+    words += ["--config.data.length=16", "--config.init_head=true"]
+    text = " ".join(WORDS)
+    for record in ({"text": text[:-1]}, {"text": text, "title": "A"}, {"text": text, "_id": "7"}):
+        write_records(corpus, [record])
+        assert main(words) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"{workdir} was started with corpus_sha256='" in error
+        assert (workdir / "started.json").read_text() == started
+    words[1] = f"--corpus={tmp_path / 'moved.jsonl'}"
+    write_records(tmp_path / "moved.jsonl", [{"text": text}])
+    assert main(words) == 2
+    assert capsys.readouterr().err.endswith("no further\n")
+
+
 def assert_same_vectors(folder, library):
     """Compares the library's vectors of a folder, with lengths where it compares by cosine."""
     published = SentenceTransformer(str(folder))

@@ -29,6 +29,7 @@ from cocondenser_jax.retrieval.embeddings import (
     write_table,
 )
 from cocondenser_jax.retrieval.exact import float_blocks
+from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.storage.files import file_sha256, new_folder, require_absent, write_json
 from cocondenser_jax.storage.remote import local_copy
 
@@ -37,6 +38,8 @@ _PASSAGES_FILE = "passages.arrow"
 # faiss takes at most 256 for each centroid, and warns below 39.
 _TRAINING_ROWS = 262_144
 _ROWS_PER_LIST = 64
+_ROWS_AT_ONCE = 65_536  # that are read to check them
+_BUILD_AGAIN = "encode again with the same flags, and build the index again"
 
 
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
@@ -98,8 +101,29 @@ def read_index(
     passages = map_table(folder / _PASSAGES_FILE, PASSAGES, index.ntotal)
     if passages is None:
         raise UserError(f"{folder / _PASSAGES_FILE} is missing or damaged: build the index again")
+    _require_all_finite(index, passages)
     _set_parameters(index, parameters, manifest.factory)
     return index, passages
+
+
+def _require_all_finite(index: faiss.Index, passages: pyarrow.Table) -> None:
+    """Raises a UserError for an index that was built of vectors with NaN or infinity.
+
+    `build_index` refuses them; another program may not. An index compressed to whole numbers does
+    not keep them, and cannot be told from one of other vectors.
+    """
+    n_rows = index.ntotal
+    lists = faiss.try_extract_index_ivf(index)
+    n_listed = lists.invlists.compute_ntotal() if lists else n_rows  # type: ignore[union-attr]
+    if n_listed < n_rows:  # NaN is near no list
+        raise UserError(f"{n_rows - n_listed} of {n_rows} vectors are not finite: {_BUILD_AGAIN}")
+    step = max(_ROWS_AT_ONCE, n_rows // 100)  # an index with lists goes through all for each block
+    for first in range(0, n_rows, step):
+        try:
+            block_NxD = index.reconstruct_n(first, min(step, n_rows - first))
+        except RuntimeError:  # a kind of index that keeps no vectors
+            return
+        require_finite(block_NxD, "passage", passages["id"][first:], _BUILD_AGAIN)
 
 
 def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 
+import faiss
 import numpy as np
 import pytest
 import torch
@@ -13,10 +14,12 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import embeddings as embeddings_module
+from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval import models, search
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.finite import are_finite, require_finite
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.storage.files import file_sha256, write_json
 from tests.retrieval_data import read_shard, read_vectors
 from tests.world import write_records, write_retriever
 
@@ -121,6 +124,29 @@ def test_no_index_is_built_of_them(embeddings, tmp_path, factory):
     with pytest.raises(UserError, match="first that of passage p17: encode again"):
         build_index(embeddings, tmp_path / "index", factory)
     assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQfp16", "PCA8,Flat", "IVF2,Flat"])
+def test_an_index_of_them_that_another_program_built_is_not_searched(
+    model_folder, data, tmp_path, monkeypatch, factory, value
+):
+    folder, out = tmp_path / "embeddings", tmp_path / "index"
+    encode_corpus(Encoding(model_folder), data, folder, shard_size=10)
+    build_index(folder, out, factory)
+    monkeypatch.setattr(index_module, "_ROWS_AT_ONCE", 7)
+    search.search_text(search.open_index(out, model_folder), "cd")
+    index = faiss.read_index(str(out / "index.faiss"))
+    vectors_NxD = read_vectors(folder)
+    vectors_NxD[17, 3] = value
+    index.reset()
+    index.add(vectors_NxD)
+    faiss.write_index(index, str(out / "index.faiss"))
+    manifest = embeddings_module.read_manifest(out)
+    manifest = manifest._replace(index_sha256=file_sha256(out / "index.faiss"))
+    write_json(out / embeddings_module.MANIFEST, manifest.to_json())
+    with pytest.raises(UserError, match=r"are not finite.*, and build the index again"):
+        search.open_index(out, model_folder)
 
 
 @pytest.mark.parametrize("hybrid", [None, "rrf"])

@@ -8,7 +8,8 @@ import numpy as np
 
 from cocondenser_jax.collection.folder import passage_text, read_named
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.trec import Qrels, drop_identical_ids, first_passages, read_run
+from cocondenser_jax.collection.own_passages import drop_identical_ids
+from cocondenser_jax.collection.trec import Qrels, first_passages, read_run
 from cocondenser_jax.errors import first_words
 from cocondenser_jax.evaluation.ranking import Metrics
 

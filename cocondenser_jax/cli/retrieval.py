@@ -215,11 +215,13 @@ def retrieve(
     ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.collection.folder import read_queries
+    from cocondenser_jax.collection.folder import read_queries, require_other_judgments
     from cocondenser_jax.retrieval.search import open_index, retrieve
 
     folder = only_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index
+    if ignore_identical_ids:
+        require_other_judgments(data, split)
     opened = open_index(
         folder,
         model,
@@ -273,12 +275,12 @@ def _parse_weights(text: str) -> list[float]:
 )
 def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     """Fuse several runs into one, by ranks or by scores."""
-    from cocondenser_jax.collection.trec import (
+    from cocondenser_jax.collection.own_passages import (
         drop_identical_ids,
-        read_run,
-        warn_of_identical_ids,
-        write_run,
+        likely_own_passages,
+        warn_of_own_results,
     )
+    from cocondenser_jax.collection.trec import read_run, write_run
     from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
 
     runs = [read_run(file) for file in run]
@@ -286,7 +288,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
         runs = [drop_identical_ids(each) for each in runs]
     check_runs(dict(zip(map(str, run), runs, strict=True)))
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
-    warn_of_identical_ids(fused, fused)
+    warn_of_own_results(fused, likely_own_passages(fused, fused))
     write_run(run_out, fused)
     in_every_run = [query for query in fused if all(query in each for each in runs)]
     print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.collection.own_passages import require_other_answers
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
@@ -75,6 +76,18 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {query: queries[query] for query in qrels}, qrels
 
 
+def require_other_judgments(source: Path, split: str | None = None) -> None:
+    """Raises a UserError if `require_other_answers` does for a split of a data folder, or any."""
+    if source.is_file():
+        return
+    try:
+        files = _find(source, "judgments", split)
+    except UserError:  # nothing is judged
+        return
+    for file in files:
+        require_other_answers(read_qrels(file))
+
+
 def with_positives(qrels: Qrels) -> Qrels:
     """Keeps the relevant passages of the queries that have some; there must be one."""
     relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
@@ -102,14 +115,13 @@ def read_best_passages(source: Path, queries: Collection[str], depth: int) -> di
 def read_candidates(
     source: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
-    """Reads `read_best_passages` without relevant ones and the one with the query's own id.
+    """Reads `read_best_passages` without relevant ones.
 
     The corpus, `passages`, must have them.
     """
     best = read_best_passages(source, qrels, depth)
     candidates = {
-        query: [p for p in best[query] if grades.get(p, 0) <= 0 and p != query]
-        for query, grades in qrels.items()
+        query: [p for p in best[query] if grades.get(p, 0) <= 0] for query, grades in qrels.items()
     }
     require_known(chain.from_iterable(candidates.values()), passages, "passages", source)
     return candidates

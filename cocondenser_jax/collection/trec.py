@@ -3,8 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -195,47 +194,6 @@ def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
 def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
     """Orders one query's passages, best first; returns all, or the first `depth`."""
     return [passage for passage, _ in ranked(scores)[:depth]]
-
-
-def drop_identical_ids(run: Run, depth: int | None = None) -> Run:
-    """Drops the passage that has its query's id, and keeps the first `depth` of the others.
-
-    BEIR's rule (Thakur et al., arXiv 2104.08663) for collections whose queries are passages, such
-    as ArguAna and Quora: a query finds itself, which is no answer. A run's results are best first.
-    """
-    return {
-        query: dict(islice(((p, s) for p, s in scores.items() if p != query), depth))
-        for query, scores in run.items()
-    }
-
-
-def warn_of_identical_ids(run: Run, queries: Collection[str]) -> None:
-    """Logs how many of the queries have a result with their own id, if any."""
-    n_identical = sum(query in run.get(query, {}) for query in queries)
-    if n_identical:
-        logger.warning(
-            "%d of %d queries have a result with their own id: where queries are passages, as in "
-            "ArguAna and Quora, leave it out with --ignore_identical_ids",
-            n_identical,
-            len(queries),
-        )
-
-
-def find_own_passages(qrels: Qrels, passages: Container[str], what: str) -> set[str]:
-    """Finds the queries that are passages, by BEIR's rule: those with a passage of their own id.
-
-    The passage is not one that the query looks for, nor a negative. A query that is judged to find
-    it is not among them. Logs how many there are, if any; the line begins with `what`.
-    """
-    own = {q for q, grades in qrels.items() if q in passages and grades.get(q, 0) <= 0}
-    if own:
-        logger.info(
-            "%s: %d of %d queries have a passage with their own id, which is left out",
-            what,
-            len(own),
-            len(qrels),
-        )
-    return own
 
 
 def require_run_id(name: str, where: str) -> str:

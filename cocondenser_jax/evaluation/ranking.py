@@ -7,14 +7,15 @@ from typing import TypedDict
 
 import ir_measures
 
-from cocondenser_jax.collection.trec import (
-    Qrels,
-    Run,
+from cocondenser_jax.collection.own_passages import (
     drop_identical_ids,
-    ranked,
-    warn_of_identical_ids,
+    likely_own_passages,
+    own_answers,
+    require_other_answers,
+    warn_of_own_results,
 )
-from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.collection.trec import Qrels, Run, ranked
+from cocondenser_jax.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ def evaluate_run(
         require_other_answers(qrels)
         run = drop_identical_ids(run)
     else:
-        warn_of_identical_ids(run, qrels.keys() - _own_answers(qrels))
+        judged = {query: run.get(query, {}) for query in qrels.keys() - own_answers(qrels)}
+        warn_of_own_results(judged, likely_own_passages(judged, judged))
     names = {parse_metric(name): name for name in metrics}
     cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}
     check_results(run, qrels, "judged", cutoffs)
@@ -86,19 +88,6 @@ def evaluate_run(
             len(qrels),
         )
     return {"mean": mean, "per_query": per_query}
-
-
-def require_other_answers(qrels: Qrels) -> None:
-    """Raises a UserError if a query is judged to find the passage of its own id."""
-    if own := _own_answers(qrels):
-        raise UserError(
-            f"ignore_identical_ids: {len(own)} queries have a relevant passage with their "
-            f"own id ({first_three(own)}), so their ids say nothing about each other"
-        )
-
-
-def _own_answers(qrels: Qrels) -> list[str]:
-    return [query for query, grades in qrels.items() if grades.get(query, 0) > 0]
 
 
 def require_results(run: Run, qrels: Qrels, name: object) -> None:

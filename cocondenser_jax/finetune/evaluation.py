@@ -17,7 +17,7 @@ from cocondenser_jax.collection.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.collection.trec import find_own_passages
+from cocondenser_jax.collection.own_passages import find_own_passages
 from cocondenser_jax.finetune.trainer import DIVERGED
 from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.models import uses_bfloat16
@@ -43,9 +43,8 @@ class DevEvaluator(BaseEvaluator):
     d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
     the best relevant passage, 0 beyond the cutoff; ties count against it. Without a run, the whole
     collection is ranked and the cutoff is 10; with one, the relevant passages and all that the run
-    has for the query (or, if it has none, for all others), and the cutoff is 100. The passage with
-    the query's own id is left out, as BEIR does where queries are passages, unless it is judged
-    relevant.
+    has for the query (or, if it has none, for all others), and the cutoff is 100. A query that is
+    a passage is not ranked for itself (see `own_passages`).
     """
 
     # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
@@ -71,15 +70,16 @@ class DevEvaluator(BaseEvaluator):
         # Kind → the file that was read; whoever trains has read the corpus.
         self.files = {f"eval_{name}": files[name] for name in files if name != "corpus"}
         relevant = with_positives(qrels)
+        own = find_own_passages(queries, passages, qrels, str(settings.folder))
         names = list(passages)
         others: dict[str, list[str]] = {}
         if settings.run:
             run = Path(settings.run)
             self.files["eval_run"] = run
-            others = read_candidates(run, qrels, passages, len(names))
+            not_ranked = {q: grades | ({q: 1} if q in own else {}) for q, grades in qrels.items()}
+            others = read_candidates(run, not_ranked, passages, len(names))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         rows = {passage: row for row, passage in enumerate(names)}
-        own = find_own_passages(qrels, rows, str(settings.folder))
         self._queries = [queries[query] for query in relevant]
         self._passages = [passages[passage] for passage in rows]
         self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]
@@ -87,7 +87,7 @@ class DevEvaluator(BaseEvaluator):
             [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
         ]
         self._left_out_Q = [
-            self._relevant_Q[i] + ([rows[query]] if query in own else [])
+            self._relevant_Q[i] + ([rows[query]] if query in own and query in rows else [])
             for i, query in enumerate(relevant)
         ]
         self._score = score

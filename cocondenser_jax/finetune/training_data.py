@@ -22,7 +22,8 @@ from cocondenser_jax.collection.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.collection.trec import Qrels, Run, find_own_passages, read_run
+from cocondenser_jax.collection.own_passages import find_own_passages
+from cocondenser_jax.collection.trec import Qrels, Run, read_run
 from cocondenser_jax.errors import UserError, first_three
 
 
@@ -184,12 +185,13 @@ def read_training(settings: DataSettings, teacher_run: Path | None = None) -> Tr
         "the number of queries with a positive",
     )
     relevant = dict(judgments[i] for i in numbers)
-    own = find_own_passages(relevant, passages, str(settings.folder))
+    own = find_own_passages(queries, passages, relevant, str(settings.folder))
     not_negative = {q: grades | ({q: 1} if q in own else {}) for q, grades in relevant.items()}
     candidates: Mapping[str, Sequence[str]] = {}
     if settings.negatives_per_query and settings.negatives_run:
         files["negatives_run"] = Path(settings.negatives_run)
-        best = read_candidates(files["negatives_run"], relevant, passages, settings.negatives_depth)
+        run = files["negatives_run"]
+        best = read_candidates(run, not_negative, passages, settings.negatives_depth)
         everything = list(passages)
         candidates = {query: names or everything for query, names in best.items()}
     teacher = None

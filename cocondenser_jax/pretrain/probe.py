@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cocondenser_jax.collection import folder as collection
-from cocondenser_jax.collection.trec import find_own_passages
+from cocondenser_jax.collection.own_passages import find_own_passages
 from cocondenser_jax.corpus.batches import (
     Batch,
     BatchSpec,
@@ -175,7 +175,7 @@ def _open_search(
     """Returns a function of parameters that searches a sample of the passages of `probe.data`.
 
     Texts are read as those of a batch are: as many tokens, behind the same prompts. Where queries
-    are passages, they do not find themselves.
+    are passages, they do not find themselves (see `own_passages`).
     """
     folder = Path(settings.data)
     split = settings.split
@@ -193,9 +193,9 @@ def _open_search(
     )[::-1]
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
-    own = find_own_passages(qrels, set(ids), settings.data)
-    texts = [*queries.values()], [collection.passage_text(passage) for passage in passages]
-    batch = _batch_of(texts, spec, store)
+    texts = {passage.id: collection.passage_text(passage) for passage in passages}
+    own = find_own_passages(queries, texts, qrels, settings.data)
+    batch = _batch_of(([*queries.values()], [*texts.values()]), spec, store)
     hosts.broadcast_and_compare(
         {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
     )

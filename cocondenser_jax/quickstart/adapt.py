@@ -114,7 +114,7 @@ class Options(NamedTuple):
     given: Given = NOTHING_GIVEN  # of the model's vectors
     backend: Name | None = None  # what trains it; None: see `choose_backend`
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
-    ignore_identical_ids: bool = False  # see `trec.drop_identical_ids`
+    ignore_identical_ids: bool = False  # see `drop_identical_ids`
     metric: str | None = None  # that decides; None: nDCG@10
     test_passages: int | None = None  # see `Trial.n_passages`
 

@@ -22,13 +22,10 @@ from typing import NamedTuple
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
 from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split, split_files
+from cocondenser_jax.collection.own_passages import require_other_answers
 from cocondenser_jax.collection.trec import Qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import (
-    evaluate_run,
-    parse_metric,
-    require_other_answers,
-)
+from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric
 from cocondenser_jax.quickstart.sample import read_sampled, require_room, write_sample
 from cocondenser_jax.quickstart.steps import make_once, seconds_of
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
@@ -56,7 +53,7 @@ class Trial(NamedTuple):
     metrics: tuple[str, ...] = METRICS  # see `evaluate_run`; the first decides
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
     n_passages: int | None = None  # that are tested on, see `sample`; None: all
-    ignore_identical_ids: bool = False  # see `trec.drop_identical_ids`
+    ignore_identical_ids: bool = False  # see `drop_identical_ids`
 
 
 class RankedModel(NamedTuple):

@@ -9,13 +9,19 @@ from typing import Any, NamedTuple
 import pyarrow  # type: ignore[import-untyped]
 from tqdm import tqdm
 
-from cocondenser_jax.collection.folder import Passage, passage_text, read_corpus, read_queries
-from cocondenser_jax.collection.trec import (
-    Run,
-    drop_identical_ids,
-    warn_of_identical_ids,
-    write_run,
+from cocondenser_jax.collection.folder import (
+    Passage,
+    passage_text,
+    read_corpus,
+    read_queries,
+    require_other_judgments,
 )
+from cocondenser_jax.collection.own_passages import (
+    drop_identical_ids,
+    is_same_text,
+    warn_of_own_results,
+)
+from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at
 from cocondenser_jax.retrieval.import_bm25s import import_bm25s
@@ -62,15 +68,27 @@ def write_bm25_run(
     queries, and the seconds that indexing and searching took.
 
     Raises:
-      UserError: also if nothing is found for any query. Nothing is written then.
+      UserError: also if nothing is found for any query, or if the passages to leave out are judged
+        relevant. Nothing is written then.
     """
     require_language(settings.language)
     if not (0 <= settings.k1 < math.inf and 0 <= settings.b <= 1):
         raise UserError(f"k1={settings.k1}, b={settings.b}: expected 0 or more, and 0 to 1")
     queries = read_queries(data_folder, split)
+    if ignore_identical_ids:
+        require_other_judgments(data_folder, split)
+    own: set[str] = set()  # the queries that are passages
+
+    def find_own() -> Iterator[Passage]:
+        for passage in read_corpus(data_folder):
+            query = queries.get(passage.id)
+            if query is not None and is_same_text(query, passage_text(passage)):
+                own.add(passage.id)
+            yield passage
+
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
-    run = bm25_run(read_corpus(data_folder), queries, n_ranked, settings)
+    run = bm25_run(find_own(), queries, n_ranked, settings)
     seconds = time.perf_counter() - start
     if not any(run.values()):
         raise UserError(
@@ -85,7 +103,7 @@ def write_bm25_run(
                 f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
                 " passage of the same id, which is left out"
             )
-    warn_of_identical_ids(run, queries)
+    warn_of_own_results(run, own)
     write_run(run_out, run)
     return {"queries": len(queries), "seconds_with_indexing": seconds}
 

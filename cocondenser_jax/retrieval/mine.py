@@ -10,8 +10,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cocondenser_jax.collection.folder import read_best_passages, read_split, with_positives
-from cocondenser_jax.collection.trec import Run, read_run, write_run
+from cocondenser_jax.collection.folder import (
+    passage_text,
+    read_best_passages,
+    read_named,
+    read_split,
+    with_positives,
+)
+from cocondenser_jax.collection.own_passages import find_own_passages
+from cocondenser_jax.collection.trec import Qrels, Run, read_run, write_run
 from cocondenser_jax.errors import UserError, first_three
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
@@ -37,22 +44,25 @@ def mine(
 
     Args:
       sources: TREC runs.
-      data_folder: holds queries and judgments.
+      data_folder: holds queries and judgments, and the passages: of those with the id of a query
+        that has found them, the text is read.
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      denoising: which of them are left out too; None: only what is judged relevant, and the
-        passage with the query's own id, which is the query where queries are passages.
+      denoising: which of them are left out too; None: only what is judged relevant, and the query
+        itself, where queries are passages.
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
     scored = _scored_exclusions(denoising) if denoising else {}
-    qrels = with_positives(read_split(data_folder, split)[1])
+    queries, judged = read_split(data_folder, split)
+    qrels = with_positives(judged)
     best = {source: read_best_passages(source, qrels, depth) for source in sources}
+    own = _own_passages(data_folder, queries, qrels, best)
     exclusions: dict[str, Excludes] = {
         "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
-        "the query itself": lambda q, p: p == q,  # where queries are passages
+        "the query itself": lambda q, p: p == q and q in own,
     }
     exclusions |= scored
     pool, excluded = make_pool([*best.values()], exclusions)
@@ -72,6 +82,24 @@ def mine(
         "negatives per query, least": min(sizes),
     }
     return summary | {f"excluded, {reason}": count for reason, count in excluded.items()}
+
+
+def _own_passages(
+    data_folder: Path,
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    best: Mapping[Path, Mapping[str, Sequence[str]]],
+) -> set[str]:
+    """Finds the queries that are passages which they have found; reads these passages alone."""
+    named = [
+        (source, {query: [query] for query, names in found.items() if query in names})
+        for source, found in best.items()
+    ]
+    if not any(ids for _, ids in named):
+        return set()
+    passages = read_named(data_folder, *named)
+    texts = {name: passage_text(passage) for name, passage in passages.items()}
+    return find_own_passages(queries, texts, qrels, str(data_folder))
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:

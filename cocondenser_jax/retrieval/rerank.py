@@ -17,15 +17,15 @@ from cocondenser_jax.collection.folder import (
     read_queries,
     read_split,
     require_known,
+    require_other_judgments,
     with_positives,
 )
-from cocondenser_jax.collection.trec import (
+from cocondenser_jax.collection.own_passages import (
     drop_identical_ids,
-    first_passages,
-    read_run,
-    warn_of_identical_ids,
-    write_run,
+    is_same_text,
+    warn_of_own_results,
 )
+from cocondenser_jax.collection.trec import first_passages, read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.models import Precision, load_cross_encoder, uses_bfloat16
 
@@ -98,13 +98,13 @@ def _read_names(candidates: Candidates) -> _Named:
     if not run:
         raise UserError(f"{candidates.run} is empty: expected a TREC run")
     if candidates.ignore_identical_ids:
+        require_other_judgments(candidates.data, candidates.split)
         run = drop_identical_ids(run)
         if not any(run.values()):
             raise UserError(
                 f"{candidates.run} has no result but passages with their query's id, which are left"
                 " out"
             )
-    warn_of_identical_ids(run, run)
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
     queries = read_queries(candidates.data, candidates.split)
     require_known(first, queries, "queries", candidates.run)
@@ -136,16 +136,16 @@ def _read_pairs(
     sources = [(candidates.run, named.first)]
     if candidates.with_positives and candidates.split is not None:
         sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
-    texts = read_named(candidates.data, *sources)
+    named_passages = read_named(candidates.data, *sources)
+    texts = {name: passage_text(passage) for name, passage in named_passages.items()}
+    both = texts.keys() & named.queries.keys()
+    own = {name for name in both if is_same_text(named.queries[name], texts[name])}
+    warn_of_own_results(named.first, own)
     passages = {
         query: list(dict.fromkeys([*named.first.get(query, []), *named.relevant.get(query, [])]))
         for query in named.first | named.relevant
     }
-    pairs = [
-        (named.queries[query], passage_text(texts[name]))
-        for query in passages
-        for name in passages[query]
-    ]
+    pairs = [(named.queries[query], texts[name]) for query in passages for name in passages[query]]
     return passages, pairs
 
 

@@ -16,11 +16,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import trange
 
+from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.collection.own_passages import is_same_text, warn_of_own_results
 from cocondenser_jax.collection.trec import (
     Run,
     require_any_result,
-    warn_of_identical_ids,
     write_run,
 )
 from cocondenser_jax.errors import UserError
@@ -195,13 +196,25 @@ def retrieve(
         index, queries, depth, ignore_identical_ids=ignore_identical_ids
     )
     require_any_result(run, run_out)
-    warn_of_identical_ids(run, queries)
+    warn_of_own_results(run, _own_passages(index, run, queries))
     write_run(run_out, run)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value
         metrics[f"{step}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
+
+
+def _own_passages(index: Index, run: Run, queries: Mapping[str, str]) -> set[str]:
+    """Finds the queries of a run that are passages which they have found."""
+    having = [query for query in run if query in run[query]]
+    rows = _rows_of(index.passages["id"], having)
+    return {
+        query
+        for query, row in zip(having, rows, strict=True)
+        if row is not None
+        and is_same_text(queries[query], passage_text(passage_at(index.passages, row)))
+    }
 
 
 def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Run:
@@ -219,7 +232,7 @@ def search_run_timed(
     """Searches as `search_run`, and also returns how long the steps of the search took.
 
     With `ignore_identical_ids`, passages with their query's id are left out before runs are fused
-    (see `trec.drop_identical_ids`).
+    (see `drop_identical_ids`).
     """
     if not queries:
         return {}, {}

@@ -193,25 +193,6 @@ def test_a_run_that_cannot_be_written_is_said_so(tmp_path):
         trec.write_run(tmp_path / "file" / "run.trec", {"q": {"d": 1.0}})
 
 
-def test_results_with_the_id_of_their_query_are_dropped():
-    run = {"a": {"a": 3.0, "b": 2.0, "c": 1.0}, "b": {"c": 2.0, "b": 1.0}, "q": {"a": 1.0}, "c": {}}
-    kept = {"a": {"b": 2.0, "c": 1.0}, "b": {"c": 2.0}, "q": {"a": 1.0}, "c": {}}
-    assert trec.drop_identical_ids(run) == kept
-    assert trec.drop_identical_ids(run, 1) == {**kept, "a": {"b": 2.0}}
-    assert [*trec.drop_identical_ids(run)["a"]] == ["b", "c"]
-
-
-def test_results_with_the_id_of_their_query_are_counted(caplog):
-    run = {"a": {"a": 3.0, "b": 2.0}, "b": {"b": 1.0}, "q": {"a": 1.0}}
-    trec.warn_of_identical_ids(run, ["a", "q", "x"])
-    (record,) = caplog.records
-    assert record.getMessage().startswith("1 of 3 queries have a result with their own id: ")
-    assert "--ignore_identical_ids" in record.getMessage()
-    caplog.clear()
-    trec.warn_of_identical_ids(run, ["q", "x"])
-    assert not caplog.records
-
-
 def test_queries_without_results_are_counted(tmp_path, caplog):
     trec.write_run(tmp_path / "run.trec", {"q1": {"d1": 1.0}, "q2": {}, "q3": {}})
     assert caplog.messages == [f"{tmp_path}/run.trec: 2 of 3 queries have no results"]

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 from transformers import TrainerState
 
+from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.bi_encoder import fill_row
@@ -109,8 +110,10 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
     """Neither of its own row, nor of the rows of others, whose positive it may be."""
     folder = shutil.copytree(beir, tmp_path / "data")
     qrels = {"d1": {"d2": 1}, "d2": {"d1": 1}, "d3": {"d3": 1, "d4": 1}, "q5": {"d5": 1}}
+    qrels["d9"] = {"d5": 1}  # no passage: it is numbered like one by chance
     write_qrels(folder / "qrels" / "train.tsv", qrels)
-    write_records(folder / "queries.jsonl", [{"_id": query, "text": "x"} for query in qrels])
+    texts = {passage.id: passage.text for passage in read_corpus(beir)} | {"q5": "x", "d9": "x"}
+    write_records(folder / "queries.jsonl", [{"_id": q, "text": texts[q]} for q in qrels])
     run = {query: {name: 9.0 - i for i, name in enumerate([query, "d7", "d8"])} for query in qrels}
     run["q5"].pop("q5")
     write_run(tmp_path / "run.trec", run)
@@ -125,8 +128,9 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
     )
     caplog.set_level("INFO")
     data = read_training(settings)
-    assert data.candidates == {query: ["d7", "d8"] for query in qrels}
-    assert "2 of 4 queries have a passage with their own id, which is left out" in caplog.text
+    expected = {query: ["d7", "d8"] for query in qrels} | {"d9": ["d9", "d7", "d8"]}
+    assert data.candidates == expected
+    assert "2 of 5 queries are passages with the same id, which are left out" in caplog.text
     names = {number: passage for passage, number in data.judgments.passages.items()}
     coordinates = scipy.sparse.coo_array(data.judgments.relevant).coords
     queries = list(data.judgments.queries)

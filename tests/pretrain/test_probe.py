@@ -226,7 +226,7 @@ def test_a_query_that_is_a_passage_does_not_find_itself(config, data, caplog, mo
     for depth in range(1, N_PASSAGES + 1):
         monkeypatch.setattr(probe, "_DEPTH", depth)
         found.append(search({})["recall_at_100"])
-    assert f"{data}: 1 of 3 queries have a passage with their own id, which" in caplog.text
+    assert f"{data}: 1 of 3 queries are passages with the same id, which" in caplog.text
     queries_QxD, passages_PxD = np.split(vectors[0], [3])
     relevant = {"p1", "p5", "p7", "p9"}
     names = {"q0", *(f"p{i}" for i in range(N_PASSAGES))}

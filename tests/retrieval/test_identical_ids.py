@@ -10,7 +10,7 @@ from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.retrieval import bm25, search
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
-from tests.world import write_records
+from tests.world import write_qrels, write_records
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,12 @@ def test_a_line_says_how_many_queries_find_themselves(
 ):
     passages = list(read_corpus(beir))
     queries = {"d3": passages[3].text, "d4": passages[4].text, "q": passages[5].text}
+    queries["d5"] = passages[6].text  # numbered alike by chance
     opened = search.open_index(embeddings, model_folder)
     out = tmp_path / "run.trec"
     search.retrieve(opened, queries, out, len(passages), ignore_identical_ids=ignore)
     found = [r.getMessage() for r in caplog.records if "their own id" in r.getMessage()]
-    assert [line.partition(" have")[0] for line in found] == ([] if ignore else ["2 of 3 queries"])
+    assert [line.partition(" have")[0] for line in found] == ([] if ignore else ["2 of 4 queries"])
 
 
 @pytest.mark.effect("bm25 --ignore_identical_ids", "retrieve --ignore_identical_ids")
@@ -121,7 +122,9 @@ def test_a_run_is_reranked_without_what_has_its_querys_id(
     cross_encoder_folder, beir, runs, tmp_path, caplog
 ):
     folder = shutil.copytree(beir, tmp_path / "data")
-    write_records(folder / "queries.jsonl", [{"_id": name, "text": "red"} for name in ("d3", "q")])
+    text = {passage.id: passage.text for passage in read_corpus(beir)}["d3"]
+    records = [{"_id": "d3", "text": text}, {"_id": "q", "text": "red"}]
+    write_records(folder / "queries.jsonl", records)
     command = ["rerank", f"--model={cross_encoder_folder}", f"--data={folder}", "--depth=2"]
     command += [f"--run={runs}/first", f"--run_out={tmp_path}/out"]
     assert main(command) == 0
@@ -132,6 +135,29 @@ def test_a_run_is_reranked_without_what_has_its_querys_id(
     found = {query: set(passages) for query, passages in read_run(tmp_path / "out").items()}
     assert found == {"d3": {"d4", "d5"}, "q": {"d3", "d4"}}
     assert "their own id" not in caplog.text
+    write_records(folder / "queries.jsonl", [{"_id": name, "text": "red"} for name in ("d3", "q")])
+    assert main(command) == 0
+    assert "their own id" not in caplog.text, "they are numbered alike by chance"
+
+
+@pytest.mark.parametrize("program", ["bm25", "retrieve", "rerank"])
+@pytest.mark.parametrize("flags", [[], ["--split=train"]])
+def test_passages_that_are_judged_relevant_are_not_left_out(
+    program, flags, embeddings, model_folder, beir, runs, tmp_path, capsys, caplog
+):
+    """Where queries and passages are only numbered alike, an answer may have the query's id."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    queries = [{"_id": name, "text": "abcde"} for name in ("d3", "q")]
+    write_records(folder / "queries.jsonl", queries)
+    write_qrels(folder / "qrels" / "train.tsv", {"d3": {"d3": 1}, "q": {"d4": 1}})
+    command = [program, f"--data={folder}", f"--run_out={tmp_path}/out", *flags]
+    if program == "retrieve":
+        command += [f"--embeddings={embeddings}", f"--model={model_folder}"]
+    if program == "rerank":
+        command += ["--model=unused", f"--run={runs}/first"]
+    assert main([*command, "--ignore_identical_ids"]) == 2
+    assert "1 queries have a relevant passage with their own id (d3)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("program", ["fuse", "rerank"])

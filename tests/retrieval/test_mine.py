@@ -61,19 +61,24 @@ def test_one_run_without_what_is_relevant(folder):
 
 
 def test_a_query_that_is_a_passage_is_not_its_negative(folder):
-    qrels = {"a": {"b": 1}, "c": {"c": 1, "d": 0}, "e": {"a": 1}}
+    """Nor is a passage left out that is only numbered like a query, as d."""
+    qrels = {"a": {"b": 1}, "c": {"c": 1, "d": 0}, "d": {"a": 1}, "e": {"a": 1}}
     write_qrels(folder / "qrels" / "train.tsv", qrels)
-    records = [{"_id": query, "text": "x"} for query in "ace"]
+    records = [{"_id": query, "text": f"x {query}"} for query in "acde"]
     write_records(folder / "queries.jsonl", records)
-    run = {query: {p: 9.0 - i for i, p in enumerate(f"{query}abcd")} for query in "e"}
+    passages = [{"_id": p, "text": "y" if p == "d" else f"X, {p}"} for p in "abcde"]
+    write_records(folder / "corpus.jsonl", passages)
+    run = {query: {p: 9.0 - i for i, p in enumerate(f"{query}abc")} for query in "de"}
     run |= {"a": {"a": 3.0, "b": 2.0, "c": 1.0}, "c": {"c": 3.0, "a": 2.0}}
     trec.write_run(folder / "found.trec", run)
     metrics = mine([folder / "found.trec"], folder, "train", folder / "pool.trec")
-    assert pools(folder / "pool.trec") == {"a": ["c"], "c": ["a"], "e": list("bcd")}
-    assert metrics["excluded, relevant"] == 3
+    expected = {"a": ["c"], "c": ["a"], "d": list("dbc"), "e": list("bc")}
+    assert pools(folder / "pool.trec") == expected
+    assert metrics["excluded, relevant"] == 4
     assert metrics["excluded, the query itself"] == 2
-    candidates = read_candidates(folder / "found.trec", with_positives(qrels), "abcde", 200)
-    assert candidates == {"a": ["c"], "c": ["a"], "e": list("bcd")}
+    (folder / "corpus.jsonl").unlink()
+    with pytest.raises(UserError, match=r"has no passages: expected corpus\.jsonl"):
+        mine([folder / "found.trec"], folder, "train", folder / "pool.trec")
 
 
 def test_runs_take_turns(folder):

@@ -6,6 +6,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.cut import cut_vectors
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.search import open_cut, search_run
@@ -32,6 +33,13 @@ def test_the_first_numbers_of_embeddings_are_those_of_the_library(
         assert run[query].keys() == passages.keys()
         for passage, score in zip(passages, scores_P, strict=True):
             assert run[query][passage] == pytest.approx(score, abs=1e-5)
+
+
+def test_the_vectors_of_another_model_are_not_cut(model_folder, make_model, beir, tmp_path):
+    encode_corpus(Encoding(model_folder), beir, tmp_path / "out")
+    other = make_model(seed=1)
+    with pytest.raises(UserError, match=r"out was built with another model .* than "):
+        open_cut(tmp_path / "out", other, 5)
 
 
 @pytest.mark.parametrize(("similarity", "norms"), [("cosine", [1.0, 1.0]), ("dot", [5.0, 2.0])])

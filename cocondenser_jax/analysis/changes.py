@@ -9,9 +9,9 @@ import numpy as np
 from cocondenser_jax.collection.folder import passage_text, read_named
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import drop_identical_ids
-from cocondenser_jax.collection.trec import Qrels, first_passages, read_run
+from cocondenser_jax.collection.trec import Qrels, Run, first_passages
 from cocondenser_jax.errors import first_words
-from cocondenser_jax.evaluation.ranking import Metrics
+from cocondenser_jax.evaluation.ranking import Metrics, evaluate_run
 
 N_SHOWN = 20  # queries that gain, and as many that lose
 DEPTH = 10  # passages of a query that are looked at
@@ -24,6 +24,7 @@ class Ranking(NamedTuple):
     name: str
     source: Path  # its TREC run
     metrics: Metrics
+    first: Mapping[str, Sequence[str]]  # judged query → its DEPTH best passages
 
 
 class Judged(NamedTuple):
@@ -33,7 +34,6 @@ class Judged(NamedTuple):
     qrels: Qrels
     queries: Mapping[str, str]  # id → text
     corpus: Path  # the data folder of the passages, or its file
-    ignore_identical_ids: bool = False  # see `drop_identical_ids`
 
 
 class Move(NamedTuple):
@@ -72,6 +72,23 @@ class Changes(NamedTuple):
     lost: list[Change]  # those that lose most, most first
 
 
+def measure(
+    name: str,
+    source: Path,
+    run: Run,
+    qrels: Qrels,
+    metrics: Sequence[str],
+    *,
+    ignore_identical_ids: bool = False,
+) -> Ranking:
+    """Measures a run; see `evaluate_run` for all arguments but its name and its file."""
+    measured = evaluate_run(qrels, run, metrics, ignore_identical_ids=ignore_identical_ids)
+    if ignore_identical_ids:
+        run = drop_identical_ids(run)
+    first = {query: first_passages(run.get(query, {}), DEPTH) for query in qrels}
+    return Ranking(name, source, measured, first)
+
+
 def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
     """Compares two rankings of judged queries, query by query."""
     metric = judged.metric
@@ -84,7 +101,7 @@ def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
     lost = [query for query in rising[:N_SHOWN] if gains[query] < 0]
     gained = [query for query in rising[::-1][:N_SHOWN] if gains[query] > 0]
     shown = gained + lost
-    first = [_first_passages(each.source, shown, judged) for each in (before, after)]
+    first = [{query: each.first[query] for query in shown} for each in (before, after)]
     passages = read_named(judged.corpus, (before.source, first[0]), (after.source, first[1]))
 
     def describe(query: str) -> Change:
@@ -106,14 +123,6 @@ def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
         gained=[describe(query) for query in gained],
         lost=[describe(query) for query in lost],
     )
-
-
-def _first_passages(source: Path, queries: Sequence[str], judged: Judged) -> dict[str, list[str]]:
-    """Reads the first passages that a run has for some queries."""
-    run = read_run(source)
-    if judged.ignore_identical_ids:
-        run = drop_identical_ids(run)
-    return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
 
 
 def _moves(

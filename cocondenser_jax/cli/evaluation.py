@@ -52,10 +52,10 @@ _COLUMNS = {
 )
 def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
-    from cocondenser_jax.analysis.changes import Judged, Ranking
+    from cocondenser_jax.analysis.changes import Judged, Ranking, measure
     from cocondenser_jax.collection.folder import read_queries, require_known
     from cocondenser_jax.collection.trec import read_qrels, read_run
-    from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric, require_results
+    from cocondenser_jax.evaluation.ranking import parse_metric, require_results
     from cocondenser_jax.evaluation.significance import compare, format_interval, format_p
 
     if data:
@@ -69,18 +69,22 @@ def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_i
         for path, each in runs.items():
             require_results(each, judgments, path)
 
-    def measure(path: Path) -> Ranking:
-        metrics = evaluate_run(
-            judgments, runs[path], names, ignore_identical_ids=ignore_identical_ids
+    def measured(path: Path) -> Ranking:
+        return measure(
+            str(path),
+            path,
+            runs[path],
+            judgments,
+            names,
+            ignore_identical_ids=ignore_identical_ids,
         )
-        return Ranking(str(path), path, metrics)
 
-    after = measure(run)
+    after = measured(run)
     result: dict[str, Any] = {**after.metrics}
     if compare_with is None:
         print_metrics(result["mean"], None)
     else:
-        before = measure(compare_with)
+        before = measured(compare_with)
         result["compared_with"] = before.metrics
         result["comparisons"] = compare(after.metrics["per_query"], before.metrics["per_query"])
         rows = []
@@ -95,7 +99,7 @@ def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_i
         if data:
             queries = read_queries(data)
             require_known(judgments, queries, "queries", qrels)
-            judged = Judged(names[0], judgments, queries, data, ignore_identical_ids)
+            judged = Judged(names[0], judgments, queries, data)
             write_changes(report, before, after, judged)
             print_text(f"report: {report}")
     if json_out:

@@ -118,7 +118,7 @@ def encode(
     engine = make_engine(tasks, workers, executor, executor_options)
     if task != (0, 1) and (engine or parquet):
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
-    with output_folder(out, task) as folder:
+    with output_folder(out, task, grows=True) as folder:
         manifest = encode_corpus(
             encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine
         )

@@ -71,7 +71,7 @@ def corpus(
     from cocondenser_jax.storage.remote import output_folder
 
     engine = make_engine(tasks, workers, executor, executor_options)
-    with output_folder(out) as folder:
+    with output_folder(out, grows=engine is not None) as folder:
         if engine:
             manifest = build_in_tasks(
                 source,

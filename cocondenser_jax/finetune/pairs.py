@@ -275,11 +275,10 @@ class _ProbeCallback(TrainerCallback):
 
 
 def _encode(model: SentenceTransformer, batch: Batch) -> np.ndarray:
-    """Returns vectors_SxD of a batch's texts, without dropout."""
+    """Returns vectors_SxD of a batch's texts, without dropout; `training_step` switches it on."""
     inputs = collate(batch)
     places_S = inputs["label"][:, 2].numpy()
     vectors = []
-    was_training = model.training
     model.eval()
     with torch.no_grad():
         for first in range(0, len(places_S), _ROWS_AT_ONCE):
@@ -289,5 +288,4 @@ def _encode(model: SentenceTransformer, batch: Batch) -> np.ndarray:
                 for name in ("input_ids", "attention_mask", "prompt_length")
             }
             vectors.append(model(features)["sentence_embedding"].float().cpu().numpy())
-    model.train(was_training)
     return np.concatenate(vectors)[places_S]

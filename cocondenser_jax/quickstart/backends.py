@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from cocondenser_jax.backbones import DECODERS
 from cocondenser_jax.convert.from_torch import load_encoder, read_shape
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
-from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.errors import UnsupportedError, UserError, whole_message
 from cocondenser_jax.finetune.pair_losses import PAIR_LOSSES, PairLossSettings
@@ -203,18 +203,15 @@ def _train_in_torch(lora_rank: int, config: ConfigDict, workdir: Path, out: Path
         attention_dropout=experiment.network["attention_probs_dropout_prob"],
         lora_rank=lora_rank,
     )
-    settings = _pair_settings(experiment, network, store, workdir)
+    settings = _pair_settings(experiment, network, workdir)
     train_pairs(settings, store).rename(out)
 
 
-def _pair_settings(
-    experiment: Experiment, network: Network, store: TokenStore, workdir: Path
-) -> PairSettings:
+def _pair_settings(experiment: Experiment, network: Network, workdir: Path) -> PairSettings:
     """Returns what an experiment means to a training in PyTorch."""
     loss = experiment.step.loss
     optimizer = experiment.step.optimizer
     spec = experiment.batches
-    is_pair = spec.kind.is_held_out or len(store.documents_of_pairs) > 0
     return PairSettings(
         network=network,
         batches=spec,
@@ -235,7 +232,7 @@ def _pair_settings(
             checkpoint_every=experiment.save_every,
             record={"config": experiment.settings, "lora_rank": network.lora_rank},
         ),
-        probe=Probe(experiment.probe.every, functools.partial(measure_vectors, is_pair=is_pair)),
+        probe=Probe(experiment.probe.every, functools.partial(measure_vectors, is_pair=True)),
         keep=experiment.keep,
     )
 

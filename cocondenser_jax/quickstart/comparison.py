@@ -19,13 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
+from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes, measure
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
 from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split, split_files
 from cocondenser_jax.collection.own_passages import require_other_answers
 from cocondenser_jax.collection.trec import Qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric
+from cocondenser_jax.evaluation.ranking import parse_metric
 from cocondenser_jax.quickstart.sample import read_sampled, require_room, write_sample
 from cocondenser_jax.quickstart.steps import make_once, seconds_of
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
@@ -246,18 +246,19 @@ def compare_entries(
     rankings = {}
     for entry in entries:
         source = entry.results[-1]
-        metrics = evaluate_run(
-            qrels,
+        rankings[entry.name] = measure(
+            entry.name,
+            source,
             read_run(source),
+            qrels,
             trial.metrics,
             ignore_identical_ids=trial.ignore_identical_ids,
         )
-        rankings[entry.name] = Ranking(entry.name, source, metrics)
         evaluation = Evaluation(
             name=entry.name,
             model=entry.model,
             is_fused=entry.is_fused,
-            metrics=metrics,
+            metrics=rankings[entry.name].metrics,
             seconds=entry.seconds + seconds_of(workdir, entry.results),
             part=entry.part,
             vectors=entry.vectors,

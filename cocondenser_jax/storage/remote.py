@@ -7,6 +7,7 @@ not there. It is read from a local copy. Copies lie in $COCONDENSER_CACHE, or ~/
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from fsspec.callbacks import TqdmCallback  # type: ignore[import-untyped]
 from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.runs import CHECKSUMS, require_intact, write_checksums
+
+logger = logging.getLogger(__name__)
 
 # A Path keeps one of the two slashes.
 _URL = re.compile(r"([a-z][a-z0-9]+):/{1,2}([^/].*)")
@@ -51,11 +54,14 @@ def local_copy(place: Path) -> Path:
 
 
 @contextlib.contextmanager
-def output_folder(place: Path, task: tuple[int, int] = (0, 1)) -> Iterator[Path]:
+def output_folder(
+    place: Path, task: tuple[int, int] = (0, 1), *, grows: bool = False
+) -> Iterator[Path]:
     """Yields the local folder to write: `place` itself, or one that is uploaded to a URL.
 
-    If the block or the upload fails, the folder stays as it is for the next attempt. A URL has the
-    parts of all tasks or none: one that is written by task i of n alone is refused.
+    If the block or the upload fails, a folder that `grows` stays as it is, and the next attempt
+    continues it; any other is made again. A URL has the parts of all tasks or none: one that is
+    written by task i of n alone is refused.
     """
     url = _find_url(place)
     if url is None:
@@ -68,6 +74,9 @@ def output_folder(place: Path, task: tuple[int, int] = (0, 1)) -> Iterator[Path]
         if store.exists(f"{root}/{CHECKSUMS}"):
             raise UserError(f"{url} already exists: choose a new folder, or remove it first")
     folder = _cached(url)
+    if folder.exists() and not grows:
+        logger.info("%s: what an upload that failed has left is made again", url)
+        shutil.rmtree(folder)
     yield folder
     (folder / CHECKSUMS).unlink(missing_ok=True)  # of an upload that failed
     write_checksums(folder)

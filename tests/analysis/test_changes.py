@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from cocondenser_jax.analysis.changes import Judged, Move, Ranking, find_changes
+from cocondenser_jax.analysis.changes import Judged, Move, find_changes, measure
 from cocondenser_jax.analysis.report import write_report
 from cocondenser_jax.collection.trec import write_run
-from cocondenser_jax.evaluation.ranking import evaluate_run
 from tests.world import write_records
 
 METRIC = "RR@10"
@@ -21,7 +20,7 @@ def ranking(name, rankings, qrels, folder):
     run = run_of(rankings)
     source = folder / f"{name}.trec"
     write_run(source, run)
-    return Ranking(name, source, evaluate_run(qrels, run, [METRIC]))
+    return measure(name, source, run, qrels, [METRIC])
 
 
 @pytest.fixture
@@ -51,6 +50,15 @@ def test_passages_that_come_go_or_are_judged_and_move(corpus):
         Move(10, None, "p16", "T16 text 16", None),
     ]
     np.testing.assert_allclose(changes.gains_Q, [0, 2 / 3])
+
+
+def test_what_has_its_querys_id_is_left_out(corpus):
+    """The page and the metrics are of the same passages."""
+    qrels = {"p1": {"p2": 1}}
+    run = run_of({"p1": ["p1", *(f"p{i}" for i in range(3, 12)), "p2"]})
+    found = measure("old", corpus / "old.trec", run, qrels, [METRIC], ignore_identical_ids=True)
+    assert found.first == {"p1": [*(f"p{i}" for i in range(3, 12)), "p2"]}
+    assert found.metrics["mean"][METRIC] == pytest.approx(1 / 10)
 
 
 def test_the_twenty_that_change_most_are_shown_of_many(corpus):

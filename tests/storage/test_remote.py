@@ -33,6 +33,11 @@ def path(tmp_path, url=URL):
     return made
 
 
+def resume(tmp_path):
+    """Continues what an attempt that failed has left."""
+    return output_folder(path(tmp_path), grows=True)
+
+
 def write(tmp_path, text="some words"):
     with output_folder(path(tmp_path)) as folder, new_folder(folder) as partial:
         (partial / "inner").mkdir()
@@ -107,7 +112,7 @@ def test_an_upload_that_fails_is_not_there_and_can_be_repeated(tmp_path, store, 
         local_copy(path(tmp_path))
     monkeypatch.undo()
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
-    with output_folder(path(tmp_path)) as folder:
+    with resume(tmp_path) as folder:
         (folder / "none").write_text("now some")
     assert (local_copy(path(tmp_path)) / "none").read_text() == "now some"
 
@@ -145,7 +150,7 @@ def test_an_upload_that_fails_at_any_file_is_read_elsewhere_once_repeated(
             write(tmp_path)
         store.rm("/bucket/made/here/sha256.json")
     # The next attempt may make other files of the same names, and more.
-    with output_folder(path(tmp_path)) as folder:
+    with resume(tmp_path) as folder:
         (folder / "inner" / "words").write_text("other words")
         (folder / "more").write_text("more")
     expected = {"inner/words": b"other words", "more": b"more", "none": b""}
@@ -213,3 +218,23 @@ def test_corpus_writes_a_store_that_opens_with_another_by_its_url(tmp_path, stor
     both = open_store(f"{tmp_path}/store,2*{URL}")
     assert both.n_documents == 2 * local.n_documents
     assert [corpus.weight for corpus in both.corpora] == [1, 2]
+
+
+def test_the_same_command_makes_and_uploads_a_store_whose_upload_has_failed(
+    tmp_path, store, monkeypatch, capsys
+):
+    """Of other texts, too: what was left is not taken for what is asked for."""
+    texts = make_texts(9)
+    write_tokenizer(tmp_path / "tokenizer", texts)
+    command = ["corpus", f"--source={tmp_path}/texts.jsonl", "--max_tokens=10", f"--out={URL}"]
+    command.append(f"--tokenizer={tmp_path}/tokenizer")
+    write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    with monkeypatch.context() as patch:
+        fail_at(patch, store, "put_file", 1)
+        assert main(command) == 2
+    assert "failed: line is down" in capsys.readouterr().err
+    write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts[:5]])
+    assert main(command) == 0
+    assert main([*command[:-2], command[-1], f"--out={tmp_path}/store"]) == 0
+    shutil.rmtree(tmp_path / "cache")
+    assert open_store(URL).sha256 == open_store(tmp_path / "store").sha256

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from cocondenser_jax.storage.runs import write_checksums
-from tests.tpu_scripts.cloud import PROGRAM, Cloud, set_up
+from tests.tpu_scripts.cloud import PROGRAM, Cloud, save_stores, set_up
 
 FIRST = ["first", "--config=x"]
 ALWAYS = "1 99"
@@ -137,9 +137,7 @@ def test_a_store_is_not_waited_for_on_a_lost_vm(cloud, fault, says):
     [("damage 1 1", 2), ("half 1 1", 2), ("outage 1 1", 2), (f"damage {ALWAYS}", None)],
 )
 def test_a_store_is_used_when_it_is_whole(cloud, fault, fetched):
-    store = cloud.folder / "buckets" / "b" / "stores" / "wiki"
-    store.mkdir(parents=True)
-    (store / "manifest.json").write_text("a whole store")
+    save_stores(cloud, "wiki")
     (home,) = set_up(cloud, PROGRAM)
     cloud.calls()
     arguments = [*FIRST, "--config.data.store=stores/wiki"]
@@ -152,6 +150,31 @@ def test_a_store_is_used_when_it_is_whole(cloud, fault, fetched):
     else:
         assert "gs://b/stores/wiki is not whole" in printed
         assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "fetched"),
+    [
+        ("stores/wiki,stores/books", {"wiki", "books"}),
+        ("2*stores/books,stores/my wiki", {"books", "my wiki"}),
+        ("0.5*stores/books", {"books"}),
+        ("elsewhere/wiki,stores/books", {"books"}),
+        ("gs://b/stores/wiki", set()),
+    ],
+)
+def test_every_store_is_fetched(cloud, value, fetched):
+    save_stores(cloud, "wiki", "my wiki", "books")
+    (home,) = set_up(cloud, PROGRAM)
+    cloud.run("pretrain", *FIRST, f"--config.data.store={value}")
+    assert {path.name for path in (home / "cocondenser_jax" / "stores").iterdir()} == fetched
+
+
+def test_a_store_that_the_bucket_lacks_is_named(cloud):
+    save_stores(cloud, "wiki")
+    set_up(cloud, PROGRAM)
+    store = "--config.data.store=stores/wiki,stores/books"
+    printed = cloud.run("pretrain", *FIRST, store, status=2, settings={"MAX_FAILURES": "1"})
+    assert "pretrain.sh: stores/books was not fetched" in printed
 
 
 @pytest.mark.parametrize(

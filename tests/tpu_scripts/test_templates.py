@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from cocondenser_jax.cli import main
-from tests.tpu_scripts.cloud import PROGRAM, SCRIPTS, set_up
+from tests.tpu_scripts.cloud import PROGRAM, SCRIPTS, save_stores, set_up
 
 PRETRAIN = ["--config=configs/condenser.py", "--config.data.store=stores/wiki"]
-
+# As stage 1 of the papers has them; of the second, a weight.
+TWO_STORES = [PRETRAIN[0], "--config.data.store=stores/wiki,2*stores/books"]
 MACHINE = {"CLUSTER": "c", "TPU_TYPE": "v5litepod-8", "HOSTS": "2", "PROJECT": "p"}
 # Writes its arguments, and what lies in the folder that goes into the image.
 XPK = """#!/bin/sh
@@ -31,9 +32,7 @@ def worker(cloud):
     (home,) = set_up(cloud, f'echo "$@" >>arguments\n{PROGRAM}')
     folder = home / "cocondenser_jax"
     shutil.rmtree(folder / ".venv")
-    store = cloud.folder / "buckets" / "b" / "stores" / "wiki"
-    store.mkdir(parents=True)
-    (store / "manifest.json").write_text("a whole store")
+    save_stores(cloud, "wiki", "books")
     # As root in a container.
     (cloud.bin / "apt-get").write_text('#!/bin/sh\necho "apt-get $*"\n')
     (cloud.bin / "apt-get").chmod(0o755)
@@ -53,7 +52,7 @@ def worker(cloud):
     return run
 
 
-def require_trained(cloud, worker, command, **settings):
+def require_trained(cloud, worker, command, stores=("wiki",), **settings):
     """Runs what is started again after a failure, and looks at what it leaves in the bucket."""
     stopped = worker(command, **settings)
     assert stopped.returncode == 143, stopped.stdout
@@ -62,8 +61,9 @@ def require_trained(cloud, worker, command, **settings):
     saved = cloud.folder / "buckets" / "b" / "runs" / "first"
     assert {path.name for path in saved.iterdir()} == {"9.tar", "10.tar", "command.txt", "logs"}
     assert any((saved / "logs").iterdir())
-    verify, first, second = (worker.folder / "arguments").read_text().splitlines()
-    assert verify == "verify --store=stores/wiki.partial"
+    *verified, first, second = (worker.folder / "arguments").read_text().splitlines()
+    assert verified == [f"verify --store=stores/{name}.partial" for name in stores]
+    assert {path.name for path in (worker.folder / "stores").iterdir()} == {*stores}
     assert first == second
     return shlex.split(first)
 
@@ -90,14 +90,32 @@ def test_what_skypilot_is_given(cloud, worker, tmp_path, monkeypatch, capfd):
     require_ours(arguments, empty, monkeypatch, capfd)
 
 
-def test_what_xpk_is_given(cloud, worker, tmp_path):
-    look = (
-        'for word; do case $word in --script-dir=*) ls "${word#*=}" ;; esac; done >"$CLOUD/copied"'
-    )
-    (cloud.bin / "xpk").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"$CLOUD/xpk"\n{look}\n')
+def test_skypilot_fetches_every_store(cloud, worker):
+    task = yaml.safe_load((SCRIPTS / "skypilot.yaml").read_text())
+    settings = {name: str(value) for name, value in task["envs"].items()}
+    settings |= {"BUCKET": "gs://b", "RUN": "first", "ARGUMENTS": " ".join(TWO_STORES)}
+    quick = task["run"].replace(" 60 ", " 0.2 ")
+    arguments = require_trained(cloud, worker, quick, ("wiki", "books"), **settings)
+    assert arguments == ["pretrain", "--workdir=runs/first", *TWO_STORES]
+
+
+def give_xpk(cloud, *arguments):
+    """Calls xpk.sh; returns what xpk is given, and the command in it apart."""
+    (cloud.bin / "xpk").write_text(XPK)
     (cloud.bin / "xpk").chmod(0o755)
-    cloud.run("xpk", "first", *PRETRAIN, "--config.seed=7", settings=MACHINE)
+    cloud.run("xpk", "first", *arguments, settings=MACHINE)
     *words, command = (cloud.folder / "xpk").read_text().splitlines()
+    return words, command.removeprefix("--command=")
+
+
+def test_xpk_fetches_every_store(cloud, worker):
+    _, command = give_xpk(cloud, *TWO_STORES)
+    arguments = require_trained(cloud, worker, command, ("wiki", "books"))
+    assert arguments[3:] == TWO_STORES
+
+
+def test_what_xpk_is_given(cloud, worker):
+    words, command = give_xpk(cloud, *PRETRAIN, "--config.seed=7")
     assert words[:7] == [
         "workload", "create", "--cluster=c", "--workload=first", "--tpu-type=v5litepod-8",
         "--zone=europe-west4-a", "--project=p",
@@ -105,7 +123,7 @@ def test_what_xpk_is_given(cloud, worker, tmp_path):
     copied = (cloud.folder / "copied").read_text().split()
     assert {"cocondenser_jax", "configs", "constraints.txt", "setup.py", "tpu_scripts"} <= {*copied}
     assert not {"tests", "docs", ".venv", ".git"} & {*copied}
-    arguments = require_trained(cloud, worker, command.removeprefix("--command="))
+    arguments = require_trained(cloud, worker, command)
     assert arguments == [
         "pretrain", "--workdir=runs/first", "--coordinator=auto", *PRETRAIN, "--config.seed=7"
     ]  # fmt: skip

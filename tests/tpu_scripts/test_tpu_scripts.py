@@ -117,11 +117,13 @@ def test_the_whole_pipeline_with_a_preemption(cloud):
     assert "sees 2 devices" in cloud.run("setup")
     source = ["--source=my articles.jsonl", "--tokenizer=a tokenizer", "--max_tokens=16"]
     assert "documents" in cloud.run("corpus", "my wiki", *source)
-    assert (bucket / "stores" / "my wiki" / "manifest.json").is_file()
+    cloud.run("corpus", "books", *source)
+    for name in ("my wiki", "books"):
+        assert (bucket / "stores" / name / "manifest.json").is_file()
 
     # After the first checkpoint was saved, in the middle of the next.
     faults = {"CLOUD_FAULTS": "preempt 2 2 storage cp jobs/*/saved.tar *"}
-    store = "--config.data.store=stores/my wiki"
+    store = "--config.data.store=stores/my wiki,2*stores/books"
     printed = cloud.run("pretrain", "first run", *EXPERIMENT, store, settings=faults)
     assert "first run: gone" in printed
     saved = bucket / "runs" / "first run"

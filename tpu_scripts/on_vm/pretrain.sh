@@ -38,6 +38,17 @@ fetch_store() {
   stop 2 "$bucket/$1 is not whole: build it again, or copy it again with \`corpus.sh ${1#stores/}\`"
 }
 
+# fetch_stores VALUE: of data.store, such as stores/wikipedia,2*stores/books. Folders elsewhere stay
+# where they are.
+fetch_stores() {
+  local folder folders
+  IFS=, read -ra folders <<<"$1"
+  for folder in "${folders[@]}"; do
+    [[ ! $folder =~ ^[0-9.]+\*(.+)$ ]] || folder=${BASH_REMATCH[1]}
+    [[ $folder != stores/* ]] || fetch_store "$folder"
+  done
+}
+
 # is_whole FOLDER: whether a checkpoint has checksums, and every file has its own.
 is_whole() {
   .venv/bin/python -c 'import sys
@@ -119,7 +130,7 @@ save() {
 
 for argument in "$@"; do
   case $argument in
-    --config.data.store=stores/*) fetch_store "${argument#*=}" ;;
+    --config.data.store=*) fetch_stores "${argument#*=}" ;;
     --config.warm_start=runs/*) fetch_run "${argument#*=}" ;;
   esac
 done

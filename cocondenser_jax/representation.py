@@ -12,6 +12,9 @@ QUERY_PROMPT = "query"  # the name of what is put before queries
 # first three. All networks here have them.
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU")
 PASSAGE_PROMPTS = ("document", "passage", "corpus")  # the names of what is put before passages
+# The name of what is put between a passage's title and its text. It is kept among the prompts,
+# which sentence-transformers saves, whatever their names.
+TITLE_SEPARATOR = "title_separator"
 COSINE_SCALE = 20.0  # sentence-transformers' default
 
 
@@ -91,6 +94,7 @@ class Given(NamedTuple):
     similarity: Similarity | None = None
     query_prompt: str | None = None  # "": none
     passage_prompt: str | None = None  # "": none
+    title_separator: str | None = None  # "": a space
     dimensions: int | None = None  # that are kept of a vector
 
 
@@ -137,6 +141,8 @@ def with_given(published: Representation, given: Given) -> Representation:
     if given.passage_prompt is not None:
         prompts |= dict.fromkeys(PASSAGE_PROMPTS, "")
         prompts[PASSAGE_PROMPTS[0]] = given.passage_prompt
+    if given.title_separator is not None:
+        prompts[TITLE_SEPARATOR] = given.title_separator
     named = tuple((name, text) for name, text in prompts.items() if text)
     default = changed.default_prompt if changed.default_prompt in dict(named) else None
     return changed._replace(prompts=named, default_prompt=default)
@@ -159,6 +165,11 @@ def query_prompt(prompts: Mapping[str, str | None]) -> str:
 def passage_prompt(prompts: Mapping[str, str | None]) -> str:
     """Returns what is put before passages, by the names that sentence-transformers looks for."""
     return next((text for name in PASSAGE_PROMPTS if (text := prompts.get(name))), "")
+
+
+def title_separator(prompts: Mapping[str, str | None]) -> str:
+    """Returns what is put between a passage's title and its text: a space where nothing is said."""
+    return prompts.get(TITLE_SEPARATOR) or " "
 
 
 def to_json(representation: Representation) -> dict[str, Any]:

@@ -119,6 +119,12 @@ SETTINGS = {
     ),
     "model.query_prompt": Setting("", None, "", "put before every query; '': the folder's own"),
     "model.passage_prompt": Setting("", None, "", "put before every passage; '': the folder's own"),
+    "model.title_separator": Setting(
+        "",
+        None,
+        "",
+        "put between a passage's title and text, such as [SEP]; '': the folder's own, else a space",
+    ),
     "loss.name": Setting(
         "contrastive",
         ("contrastive", "soft_labels"),

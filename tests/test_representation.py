@@ -27,6 +27,7 @@ from cocondenser_jax.representation import (
     is_falling,
     passage_prompt,
     query_prompt,
+    title_separator,
     to_json,
     with_given,
 )
@@ -223,6 +224,11 @@ def test_what_a_user_says_stands_in_place_of_what_the_folder_says():
     changed = with_given(named, Given(query_prompt="", passage_prompt="d: "))
     assert dict(changed.prompts) == {"document": "d: ", "title": "t: "}
     assert dict(with_given(named, Given(passage_prompt="")).prompts).keys() == {"query", "title"}
+    joined = with_given(named, Given(title_separator="[SEP]"))
+    assert dict(joined.prompts) == dict(named.prompts) | {"title_separator": "[SEP]"}
+    assert with_given(joined, Given(title_separator="")).prompts == named.prompts
+    assert title_separator(dict(joined.prompts)) == "[SEP]"
+    assert title_separator(dict(named.prompts)) == " "
     assert with_given(EVERYTHING, Given(passage_prompt="")).default_prompt == "query"
     assert with_given(EVERYTHING, Given(query_prompt="")).default_prompt is None
 

@@ -26,9 +26,9 @@ _NAMES = {
 }
 
 
-def passage_text(passage: Passage) -> str:
-    """Joins a passage's title, a space and its text, as encoders and BM25 read it."""
-    return f"{passage.title} {passage.text}" if passage.title else passage.text
+def passage_text(passage: Passage, separator: str = " ") -> str:
+    """Joins a passage's title and its text, as encoders and (with a space) BM25 read it."""
+    return f"{passage.title}{separator}{passage.text}" if passage.title else passage.text
 
 
 def corpus_file(source: Path) -> Path:

@@ -28,7 +28,13 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.representation import AS_IN_PAPERS, Given, Representation, is_falling
+from cocondenser_jax.representation import (
+    AS_IN_PAPERS,
+    Given,
+    Representation,
+    is_falling,
+    title_separator,
+)
 from cocondenser_jax.retrieval.models import load_as
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import read_representation
@@ -71,7 +77,8 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     if not is_falling(sizes):
         raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
     own, model = _load(settings.model)
-    data = read_training(settings.data, Path(settings.teacher_run) if is_soft else None)
+    teacher_run = Path(settings.teacher_run) if is_soft else None
+    data = read_training(settings.data, teacher_run, title_separator(dict(own.prompts)))
     scale = settings.loss.scale or own.score_scale
     logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
     loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))

@@ -82,6 +82,7 @@ def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncod
                 similarity=config.model.similarity or None,
                 query_prompt=config.model.query_prompt or None,
                 passage_prompt=config.model.passage_prompt or None,
+                title_separator=config.model.title_separator or None,
                 dimensions=next(iter(config.loss.sizes), None),
             ),
             two_towers=config.model.two_towers,

@@ -166,15 +166,18 @@ def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) ->
     return [candidates[i] for i in places]
 
 
-def read_training(settings: DataSettings, teacher_run: Path | None = None) -> TrainingData:
+def read_training(
+    settings: DataSettings, teacher_run: Path | None = None, title_separator: str = " "
+) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
     A query without results in `negatives_run` draws from all passages; with a cross-encoder's
-    scores, `teacher_run`, negatives are drawn from the passages it has scored.
+    scores, `teacher_run`, negatives are drawn from the passages it has scored. `title_separator`
+    comes between a passage's title and its text.
     """
     files = split_files(settings.folder, settings.split)
     queries, qrels = read_split(settings.folder, settings.split)
-    passages = {p.id: passage_text(p) for p in read_corpus(settings.folder)}
+    passages = {p.id: passage_text(p, title_separator) for p in read_corpus(settings.folder)}
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
     judgments = list(with_positives(qrels).items())
     numbers = sample(

@@ -23,6 +23,7 @@ from cocondenser_jax.representation import (
     Given,
     Representation,
     passage_prompt,
+    title_separator,
     to_json,
 )
 from cocondenser_jax.retrieval.embeddings import (
@@ -307,7 +308,8 @@ def _encode(
 
     `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
     """
-    texts = [passage_text(passage) for passage in passages]
+    separator = title_separator(model.prompts)
+    texts = [passage_text(passage, separator) for passage in passages]
     features = model.preprocess(texts, prompt=passage_prompt(model.prompts), task="document")
     mask_NxL = features["attention_mask"]
     order_N = mask_NxL.sum(dim=1).argsort(descending=True, stable=True)

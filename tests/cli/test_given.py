@@ -13,6 +13,7 @@ from cocondenser_jax.collection.trec import read_run
 
 @pytest.mark.effect("encode --similarity", "encode --query_prompt", "encode --passage_prompt")
 @pytest.mark.effect("encode --dimensions", "search --query_prompt", "retrieve --query_prompt")
+@pytest.mark.effect("encode --title_separator")
 def test_a_search_uses_what_was_given_to_encode(model_folder, beir, tmp_path, capsys):
     prompts = {"query": "hgf ", "document": "abc: "}
     # Nothing is as it would be if nothing were given: the mean, and the cosine.
@@ -22,13 +23,14 @@ def test_a_search_uses_what_was_given_to_encode(model_folder, beir, tmp_path, ca
         truncate_dim=8,
         similarity_fn_name="dot",
     )
-    texts = {p.id: f"{p.title} {p.text}" for p in read_corpus(beir)}
+    texts = {p.id: f"{p.title} fgh {p.text}" for p in read_corpus(beir)}
     queries = read_queries(beir)
     expected_QxP = library.similarity(
         library.encode_query([*queries.values()]), library.encode_document([*texts.values()])
     )
     encode = ["encode", f"--model={model_folder}", f"--corpus={beir}", "--pooling=cls"]
     vectors = ["--similarity=dot", "--passage_prompt=abc: ", "--dimensions=8"]
+    vectors.append("--title_separator= fgh ")
     out, silent = tmp_path / "out", tmp_path / "silent"
     assert main([*encode, *vectors, "--query_prompt=hgf ", f"--out={out}"]) == 0
     assert main([*encode, *vectors, f"--out={silent}"]) == 0

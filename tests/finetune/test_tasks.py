@@ -308,6 +308,51 @@ def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
     np.testing.assert_allclose(best, scores_QxN.max(axis=1), rtol=1e-4)
 
 
+@pytest.mark.effect("retriever model.title_separator")
+@pytest.mark.parametrize("task", ["retriever"])
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_a_title_and_its_text_are_a_pair_of_texts_to_the_network(
+    config, task, data, two_towers, monkeypatch, tmp_path
+):
+    """DPR encodes them as the tokenizer's pair of texts, which is what [SEP] between them makes."""
+    folder = tmp_path / "titled"
+    shutil.copytree(data / "data", folder)
+    titled = [p._replace(title=f"abc {p.text[:2]}") for p in read_corpus(folder)]
+    lines = [json.dumps({"_id": p.id, "title": p.title, "text": p.text}) for p in titled]
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
+    change_settings(
+        config,
+        {
+            "data.folder": str(folder),
+            "data.loader_workers": 0,
+            "model.title_separator": "[SEP]",
+            "model.two_towers": two_towers,
+            "model.passage_length": 30,
+            "model.pooling": "",
+            "train.max_steps": 1,
+            "train.precision": "float32",
+        },
+    )
+    made = made_trainer(monkeypatch, config, tmp_path / "batch")
+    tokenizer = made.model.tokenizer
+    pairs = {
+        tuple(tokenizer(p.title, p.text, truncation="only_second", max_length=30)["input_ids"])
+        for p in titled
+    }
+    batch = next(iter(made.get_train_dataloader()))
+    for ids_L in batch["positive_input_ids"].tolist():
+        assert tuple(i for i in ids_L if i != tokenizer.pad_token_id) in pairs
+    finetune(config, tmp_path / "run")
+    retriever = tmp_path / "run" / "retriever"
+    encode_corpus(Encoding(retriever), folder, tmp_path / "embeddings")
+    model = SentenceTransformer(str(retriever), device="cpu")
+    texts = [f"{p.title}[SEP]{p.text}" for p in titled]
+    expected_NxD = model.encode_document(texts)
+    np.testing.assert_allclose(read_vectors(tmp_path / "embeddings"), expected_NxD, atol=1e-5)
+    spaced_NxD = model.encode_document([passage_text(p) for p in titled])
+    assert abs(spaced_NxD - expected_NxD).max() > 1e-3
+
+
 def stored_as(folder, copy, dtype, widened):
     """Copies a model whose weights are rounded to 16 bits, and stored in these or in 32."""
     shutil.copytree(folder, copy)

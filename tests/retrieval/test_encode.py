@@ -374,6 +374,7 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
         (Given(similarity="dot"), "similarity='cosine', now it is 'dot'"),
         (Given(query_prompt="q: "), "prompts.query=None, now it is 'q: '"),
         (Given(passage_prompt="p: "), "prompts.document=None, now it is 'p: '"),
+        (Given(title_separator="|"), r"prompts.title_separator=None, now it is '\|'"),
         (Given(dimensions=8), r"sizes=\[\], now it is \[8\]"),
     ):
         other = Encoding(model_folder, given=given)

@@ -156,14 +156,24 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     order, however it breaks ties. Ids must not contain white space. Queries without results are
     counted in a warning: no line of the file names them.
     """
+    write_results(path, run.items(), tag)
+
+
+def write_results(
+    path: Path, results: Iterable[tuple[str, Mapping[str, float]]], tag: str = "cocondenser"
+) -> None:
+    """Writes a TREC run, as `write_run` does, of queries with their results, as they come."""
+    n_queries = n_empty = 0
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
-        for query, scores in run.items():
+        for query, scores in results:
             require_run_id(query, str(path))
             for rank, (passage, score) in enumerate(ranked(scores), start=1):
                 require_run_id(passage, str(path))
                 file.write(f"{query} Q0 {passage} {rank} {score} {tag}\n")
-    if n_empty := sum(not scores for scores in run.values()):
-        logger.warning("%s: %d of %d queries have no results", path, n_empty, len(run))
+            n_queries += 1
+            n_empty += not scores
+    if n_empty:
+        logger.warning("%s: %d of %d queries have no results", path, n_empty, n_queries)
 
 
 def require_any_result(run: Run, path: Path) -> None:

@@ -26,7 +26,9 @@ each query 63 negatives.
                    2004.04906), and --config.data.negatives_run=DATA/negatives.trec:
                    128 questions × (1 positive + 1 negative) = 256 passages of 256 tokens, 40
                    epochs, 1e-5. Two towers, as the author's command has (coCondenser-nq there; its
-                   rate is 5e-6), and its 32 tokens of a question, where DPR has 256.
+                   rate is 5e-6), and its 32 tokens of a question, where DPR has 256. The gradient
+                   cache, in chunks of 32 texts: the papers have it too, and trained on one RTX
+                   2080 Ti (coCondenser, 4.2.1). [SEP] between title and text, as DPR has it.
   adaptive         adaptive batches of the study of Condenser with them (after Choi et al., IEEE
                    Access 2021): 8 queries, their passages alone, 15 epochs, 5e-6. No run.
 
@@ -171,6 +173,8 @@ _DPR = {
     "data.negatives_per_query": 1,
     "model.passage_length": 256,
     "model.two_towers": True,
+    "model.title_separator": "[SEP]",
+    "loss.chunk_size": 32,
     "train.epochs": 40,
     "optimizer.learning_rate": 1e-5,
 }

@@ -18,7 +18,7 @@ from cocondenser_jax import cli
 from cocondenser_jax.finetune import samplers
 from cocondenser_jax.finetune.hard_batches import pair_scores, separate
 
-BEAM = 3  # the study's k
+BEAM = 3  # k of the study's code; the report names none
 
 
 def beam_batches(

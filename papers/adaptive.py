@@ -1,8 +1,9 @@
 """Adaptive batches, the study in abs.yaml, on queries of MS MARCO's dev.small."""
 
-from papers import commands, marco, models
-from papers.data import MSMARCO
+from papers import commands, costs, marco, models, vectors
+from papers.data import MSMARCO_UNTITLED
 from papers.steps import Command, Step
+from papers.vectors import Passages, Search
 
 CONFIG = "configs/finetune.py:adaptive"
 BATCHES = {10_000: (8, 625), 100_000: (5, 5000)}  # by training queries: pairs, steps to evaluate
@@ -13,13 +14,19 @@ PASSAGE = 20.8e9
 
 
 def _splits() -> Step:
-    run = marco.bm25()("dev.small")
+    run = marco.bm25().run("dev.small")
     out = "$WORK/abs/splits"
-    flags = f"--data={MSMARCO.out}", f"--run={run.out}", f"--out={out}"
-    return Step(out, [commands.words("python -m papers.abs_data", *flags)], needs=[MSMARCO, run])
+    flags = f"--data={MSMARCO_UNTITLED.out}", f"--run={run.out}", f"--out={out}"
+    return Step(
+        out,
+        [commands.words("python -m papers.abs_data", *flags)],
+        needs=[MSMARCO_UNTITLED, run],
+        bytes=N_RANKED * 340,
+    )
 
 
 SPLITS = _splits()
+RANKED = Passages(SPLITS, f"{SPLITS.out}/test", N_RANKED, 340, PASSAGE)
 
 
 # ---- retrievers, by their batches: learning rate 5e-6, the best of the evaluations ----
@@ -51,7 +58,7 @@ def _by_batches(model: str, queries: int, batches: str, scores: str) -> Step:
 
 
 def beam(model: str, queries: int = 100_000) -> Step:
-    """3 pairs to remove and the 100 best passages of a query, as in the study's beam search."""
+    """Beam search: 3 pairs to remove, as in the study's code, and a query's 100 best passages."""
     flag = "--config.data.batch_depth=100"
     return _trained("python -m papers.abs_beam", model, queries, "beam", flag)
 
@@ -75,6 +82,7 @@ def _trained(program: str, model: str, queries: int, name: str, *settings: str) 
         f"--config.data.train_queries={queries}",
         f"--config.data.batch_size={pairs}",
         *settings,
+        *commands.overrides(commands.LOADING),
         f"--config.eval.every={every}",
         "--config.eval.split=dev",
         f"--config.eval.run={SPLITS.out}/dev.trec",
@@ -86,6 +94,7 @@ def _trained(program: str, model: str, queries: int, name: str, *settings: str) 
         needs=[start, SPLITS],
         done="result.json",
         flop=queries * EPOCHS * 3 * QUERY_AND_PASSAGE,  # without the evaluations
+        bytes=costs.MODEL_BYTES,
     )
 
 
@@ -99,30 +108,11 @@ def dev(retriever: Step) -> Step:
 
 def full(retriever: Step) -> Step:
     """Measures a retriever on the test queries; every one of about 3 million passages is ranked."""
-    embeddings = _embeddings(retriever)
-    model, data = f"{retriever.out}/retriever", f"{SPLITS.out}/test"
     out = f"{retriever.out}/full.json"
-    run = f"{out}.trec"
-    flags = "--split=test", "--depth=100"
-    return Step(
-        out,
-        [
-            commands.retrieve(embeddings.out, model, data, run, *flags),
-            commands.evaluate(run, f"{data}/qrels.test.tsv", "MRR@100", out),
-        ],
-        needs=[retriever, embeddings, SPLITS],
-    )
-
-
-def _embeddings(retriever: Step) -> Step:
-    model, out = f"{retriever.out}/retriever", f"{retriever.out}/embeddings"
-    return Step(
-        out,
-        [commands.encode(model, f"{SPLITS.out}/test", out, "--dtype=float16")],
-        needs=[retriever, SPLITS],
-        done="manifest.json",
-        flop=N_RANKED * PASSAGE,
-    )
+    search = Search(SPLITS, RANKED.folder, 4_980, 100, ("--split=test",))
+    run = vectors.run(retriever, RANKED, search, f"{out}.trec")
+    qrels = f"{RANKED.folder}/qrels.test.tsv"
+    return Step(out, [commands.evaluate(run.out, qrels, "MRR@100", out)], needs=[run, SPLITS])
 
 
 # ---- figures ----

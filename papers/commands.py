@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from papers.steps import Command
 
 Settings = Mapping[str, str | int | float | bool]
+# Batches are prepared while a GPU computes.
+LOADING: Settings = {"data.loader_workers": 2}
 
 
 def corpus(source: str, tokenizer: str, out: str, *flags: str) -> Command:
@@ -35,7 +37,7 @@ def finetune(config: str, workdir: str, settings: Settings) -> Command:
         "cocondenser finetune",
         f"--config={config}",
         f"--workdir={workdir}",
-        *overrides(settings),
+        *overrides({**settings, **LOADING}),
     )
 
 

@@ -3,16 +3,21 @@
 from collections.abc import Callable
 from typing import Literal
 
-from papers import commands, models
+from papers import commands, costs, models, vectors
 from papers.commands import Settings
 from papers.data import MSMARCO_DOCUMENTS
 from papers.steps import Step
+from papers.vectors import Passages, Search
 
 N_QUERIES = 367_013
 N_DOCUMENTS = 3_213_835
 DOCUMENT = 89.8e9  # floating-point operations to encode one, by BERT-base
 EIGHT_DOCUMENTS = 723.5e9  # and a query of 32 tokens
+WORDS = 1_130  # of a document
+CHARACTERS = 6_800
 CONFIG = "configs/finetune.py:marco_documents"
+DOCUMENTS = Passages(MSMARCO_DOCUMENTS, MSMARCO_DOCUMENTS.out, N_DOCUMENTS, CHARACTERS, DOCUMENT)
+SPLITS = {"train": N_QUERIES, "dev": 5_193, "dl19": 43}
 
 Split = Literal["train", "dev", "dl19"]
 Ranker = Callable[[Split], Step]  # makes the run of a split
@@ -26,7 +31,13 @@ def bm25() -> Ranker:
 def _bm25_run(split: Split) -> Step:
     out = f"$WORK/msmarco-docs/bm25.{split}.trec"
     command = commands.bm25(MSMARCO_DOCUMENTS.out, out, f"--split={split}", "--depth=100")
-    return Step(out, [command], needs=[MSMARCO_DOCUMENTS])
+    return Step(
+        out,
+        [command],
+        needs=[MSMARCO_DOCUMENTS],
+        core_seconds=costs.bm25(SPLITS[split], N_DOCUMENTS, WORDS),
+        bytes=costs.run_bytes(SPLITS[split] * 100),
+    )
 
 
 def round1(model: str) -> Step:
@@ -53,6 +64,7 @@ def _trained(model: str, name: str, negatives: Step) -> Step:
         needs=[start, MSMARCO_DOCUMENTS, negatives],
         done="retriever",
         flop=N_QUERIES * 3 * 3 * EIGHT_DOCUMENTS,
+        bytes=costs.MODEL_BYTES,
     )
 
 
@@ -63,7 +75,14 @@ def _mined(model: str) -> Step:
     command = commands.mine(
         [lexical.out, run.out], MSMARCO_DOCUMENTS.out, 100, out, "--split=train"
     )
-    return Step(out, [command], needs=[MSMARCO_DOCUMENTS, lexical, run])
+    n_results = 2 * N_QUERIES * 100
+    return Step(
+        out,
+        [command],
+        needs=[MSMARCO_DOCUMENTS, lexical, run],
+        core_seconds=costs.mining(n_results, n_results),
+        bytes=costs.run_bytes(n_results),
+    )
 
 
 def dev(ranked: Step | Ranker) -> Step:
@@ -85,20 +104,6 @@ def _measured(ranked: Step | Ranker, split: Split, metrics: str) -> Step:
 
 
 def _dense(retriever: Step, split: Split) -> Step:
-    embeddings = _embeddings(retriever)
-    model = f"{retriever.out}/retriever"
-    out = f"{retriever.out}/{split}.trec"
-    flags = f"--split={split}", "--depth=100"
-    command = commands.retrieve(embeddings.out, model, MSMARCO_DOCUMENTS.out, out, *flags)
-    return Step(out, [command], needs=[retriever, embeddings, MSMARCO_DOCUMENTS])
-
-
-def _embeddings(retriever: Step) -> Step:
-    model, out = f"{retriever.out}/retriever", f"{retriever.out}/embeddings"
-    return Step(
-        out,
-        [commands.encode(model, MSMARCO_DOCUMENTS.out, out, "--dtype=float16")],
-        needs=[retriever, MSMARCO_DOCUMENTS],
-        done="manifest.json",
-        flop=N_DOCUMENTS * DOCUMENT,
-    )
+    folder = MSMARCO_DOCUMENTS.out
+    search = Search(MSMARCO_DOCUMENTS, folder, SPLITS[split], 100, (f"--split={split}",))
+    return vectors.run(retriever, DOCUMENTS, search, f"{retriever.out}/{split}.trec")

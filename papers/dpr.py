@@ -1,10 +1,12 @@
-"""Make a data folder of DPR's questions: with answers, and those to train on with negatives.
+r"""Make a data folder of DPR's questions: with answers, and those to train on with negatives.
 
-python -m papers.dpr --passages=psgs_w100.tsv --questions=biencoder-nq-train.json --out=data/train
-python -m papers.dpr --passages=psgs_w100.tsv --questions=nq-test.qa.csv --out=data/test
+python -m papers.dpr --passages=psgs_w100.tsv.gz --questions=biencoder-nq-train.json.gz \
+  --out=data/train
+python -m papers.dpr --passages=psgs_w100.tsv.gz --questions=nq-test.qa.csv --out=data/test
 
 OUT gets a link to the passages, `queries.jsonl`, `answers.jsonl` and, of a .json file, the split
-train (`qrels/train.tsv`) and `negatives.trec`. A question's id is its number in the file, from 0.
+train (`qrels/train.tsv`) and `negatives.trec`. A question's id is its number, from 0, in the file,
+or in several files, one after another.
 
 As in DPR's training, the first of `positive_ctxs` is relevant (the others only hold an answer); the
 negatives are `hard_negative_ctxs` or, without any, `negative_ctxs`, which are random.
@@ -70,11 +72,14 @@ def _parse_list(text: str) -> list[str]:
             raise ValueError(f"no list: {text}") from error
 
 
-def write_folder(questions: Path, passages: Path, out: Path) -> None:
+def write_folder(files: Sequence[Path], passages: Path, out: Path) -> None:
     """Writes the data folder, whole or not at all: see the module."""
-    by_id = {str(number): question for number, question in enumerate(read_questions(questions))}
-    if not by_id:
-        raise UserError(f"{questions} holds no questions")
+    by_id: dict[str, Question] = {}
+    for file in files:
+        n_before = len(by_id)
+        by_id |= {str(n_before + i): question for i, question in enumerate(read_questions(file))}
+        if len(by_id) == n_before:
+            raise UserError(f"{file} holds no questions")
     with new_folder(out) as folder:
         (folder / passages.name).symlink_to(passages.resolve())
         queries = [{"_id": name, "text": question.text} for name, question in by_id.items()]
@@ -108,9 +113,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dpr", description=__doc__, formatter_class=plain, allow_abbrev=False
     )
-    parser.add_argument("--passages", type=Path, required=True, help="psgs_w100.tsv")
-    questions = "biencoder-NAME-train.json or NAME-test.qa.csv, plain or .gz"
-    parser.add_argument("--questions", type=Path, required=True, help=questions)
+    parser.add_argument("--passages", type=Path, required=True, help="psgs_w100.tsv.gz")
+    questions = "biencoder-NAME-train.json or NAME-test.qa.csv, plain or .gz; may be repeated"
+    parser.add_argument("--questions", type=Path, required=True, action="append", help=questions)
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     return parser
 

@@ -35,7 +35,7 @@ def marco_by_size(metric: str) -> Step:
     models = _MODELS | {"BERT + CD + CT": "condenser_passages"}
     points = {
         (name, queries or marco.N_QUERIES): marco.dev(
-            marco.round1(model, queries, 40 if queries else 3)
+            marco.round1(model, queries, 40 if queries else 3, passages="untitled")
         )
         for name, model in models.items()
         for queries in (1000, 10000, 0)

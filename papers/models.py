@@ -12,14 +12,14 @@ train; a Condenser takes 78.3e9 for 128 tokens, with the gradient cache 99.1e9 (
 from collections.abc import Callable
 
 from cocondenser_jax.errors import lookup
-from papers import commands
+from papers import commands, costs
 from papers.commands import Settings
 from papers.data import (
     ALLNLI,
     BERT,
     BOOKCORPUS,
-    MSMARCO,
     MSMARCO_DOCUMENTS,
+    MSMARCO_UNTITLED,
     ROBERTA,
     WIKIPEDIA,
 )
@@ -40,17 +40,24 @@ COCONDENSER = 99.1e9
 # ---- token stores ----
 
 
-def _store(source: Step, name: str) -> Step:
+def _store(source: Step, name: str, characters: float) -> Step:
     """A tenth of the spans end early, as in the preprocessing by Condenser's authors."""
     out = f"$WORK/stores/{name}"
     command = commands.corpus(source.out, BERT.out, out, "--short_span_prob=0.1")
-    return Step(out, [command], needs=[BERT, source])
+    return Step(
+        out,
+        [command],
+        needs=[BERT, source],
+        core_seconds=costs.tokenizing(characters),
+        bytes=costs.store_bytes(characters),
+    )
 
 
-WIKIPEDIA_STORE = _store(WIKIPEDIA, "wikipedia")
-BOOKCORPUS_STORE = _store(BOOKCORPUS, "bookcorpus")
-DOCUMENTS_STORE = _store(MSMARCO_DOCUMENTS, "msmarco-docs")
-PASSAGES_STORE = _store(MSMARCO, "msmarco")  # most have one span
+WIKIPEDIA_STORE = _store(WIKIPEDIA, "wikipedia", 20e9)
+BOOKCORPUS_STORE = _store(BOOKCORPUS, "bookcorpus", 4.6e9)
+DOCUMENTS_STORE = _store(MSMARCO_DOCUMENTS, "msmarco-docs", 22e9)
+# Without titles, as the draft has them; most have one span.
+PASSAGES_STORE = _store(MSMARCO_UNTITLED, "msmarco-untitled", 3.0e9)
 
 
 # ---- stage 1 ----
@@ -176,7 +183,8 @@ def _pretrained(
     name: str, config: str, settings: Settings, *, needs: list[Step], flop: float
 ) -> Step:
     out = f"$WORK/models/{name}"
-    return Step(out, commands.pretrain(config, out, settings), needs, flop=flop)
+    made = commands.pretrain(config, out, settings)
+    return Step(out, made, needs, flop=flop, bytes=costs.PRETRAINING_BYTES)
 
 
 # ---- further training ----

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from typing import Any, NamedTuple
 from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.storage.files import write_json
+from papers import estimates
 from papers.steps import (
-    UTILIZATION,
     Best,
     Command,
     Folders,
     Step,
-    estimate_hours,
+    removable,
+    require_data,
     run_steps,
     unfinished,
 )
@@ -81,6 +83,8 @@ def _make_parser(study: Study, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--workdir", type=Path, default=study.workdir, help=workdir)
     data = "the folder of the data that --dry_run names (default: data)"
     parser.add_argument("--data", type=Path, default=Path("data"), help=data)
+    delete = "delete embeddings as soon as no other step of these rows needs them"
+    parser.add_argument("--delete_embeddings", action="store_true", help=delete)
     json_out = "also write the comparison to this JSON file"
     parser.add_argument("--json_out", type=Path, help=json_out)
     return parser
@@ -117,11 +121,22 @@ def _reproduce(study: Study, arguments: argparse.Namespace) -> None:
     table = lookup(load_tables(study.folder), arguments.table, "table")
     folders = Folders(arguments.workdir, arguments.data)
     goals = goals_of(table, arguments.row, study.recipes)
-    steps = unfinished((goal.step for goal in goals), folders)
+    wanted = [goal.step for goal in goals]
+    steps = unfinished(wanted, folders)
     if arguments.dry_run:
         _print_plan(table, steps, folders)
         return
-    run_steps(steps, folders, execute)
+    require_data(steps)
+    deletes = arguments.delete_embeddings
+    estimates.require_room(folders.work, estimates.estimate(steps, folders), deletes=deletes)
+
+    def delete_embeddings() -> None:
+        for folder in removable(wanted, folders) if deletes else ():
+            print(f"deleting {folder}, which no other step needs", flush=True)
+            shutil.rmtree(folder)
+
+    delete_embeddings()  # those that a killed program left
+    run_steps(steps, folders, execute, delete_embeddings)
     compared = compare_goals(goals, table["tolerance"], folders)
     print_table(("", *Comparison._fields[3:]), comparison_cells(compared))
     if arguments.json_out:
@@ -129,10 +144,9 @@ def _reproduce(study: Study, arguments: argparse.Namespace) -> None:
 
 
 def _print_plan(table: Table, steps: Mapping[Path, Step], folders: Folders) -> None:
-    hours = ", ".join(f"{value:.1f} ({on})" for on, value in estimate_hours(steps.values()).items())
-    estimate = f"hours at {UTILIZATION:.0%} of the peak (v3-8: pre-training): {hours}"
+    costs = estimates.lines(estimates.estimate(steps, folders))
     needed = (f"{path}: {step.get}" for path, step in steps.items() if step.get)
-    for note in (table["title"], table.get("note"), table.get("why"), estimate, *needed):
+    for note in (table["title"], table.get("note"), table.get("why"), *costs, *needed):
         if note:
             print(f"# {note}")
     for step in steps.values():

@@ -3,19 +3,24 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from papers import commands, models
+from papers import commands, costs, models, vectors
 from papers.commands import Settings
-from papers.data import DPR, DPR_HARD
+from papers.data import DPR
 from papers.steps import Step
+from papers.vectors import Passages, Search
 
 N_QUESTIONS = 60_000
 N_HARD_QUESTIONS = 128_519
 N_PASSAGES = 21_015_324
 PASSAGE = 42.7e9  # floating-point operations to encode one of 256 tokens, by BERT-base
 TWO_PASSAGES = 90.5e9  # and a question of 32
+CHARACTERS = 620  # of a passage and its title
+WORDS = 103
+PASSAGES = Passages(DPR, DPR.out, N_PASSAGES, CHARACTERS, PASSAGE)
 
 Name = Literal["nq", "trivia"]
 Split = Literal["train", "questions"]
+N_TESTED = {"nq": 3_610, "trivia": 11_313}
 
 
 class Both(NamedTuple):
@@ -46,7 +51,14 @@ def bm25() -> Both:
 def _bm25_run(name: Name) -> Step:
     data = questions(name, "questions")
     out = f"$WORK/qa/{name}/bm25.trec"
-    return Step(out, [commands.bm25(data.out, out, "--depth=100")], needs=[data])
+    n_tested = N_TESTED[name]
+    return Step(
+        out,
+        [commands.bm25(data.out, out, "--depth=100")],
+        needs=[data],
+        core_seconds=costs.bm25(n_tested, N_PASSAGES, WORDS),
+        bytes=costs.run_bytes(n_tested * 100),
+    )
 
 
 def round1(model: str, queries: int = 0) -> Both:
@@ -76,6 +88,7 @@ def trained_once(name: Name, model: str, queries: int = 0) -> Step:
         needs=[start, data],
         done="retriever",
         flop=(queries or N_QUESTIONS) * 40 * 4 * TWO_PASSAGES,
+        bytes=2 * costs.MODEL_BYTES,
     )
 
 
@@ -115,6 +128,7 @@ def _trained_twice(name: Name, model: str, miner: str) -> Step:
         needs=[start, data, negatives],
         done="retriever",
         flop=N_QUESTIONS * 40 * 4 * TWO_PASSAGES,
+        bytes=2 * costs.MODEL_BYTES,
     )
 
 
@@ -132,7 +146,15 @@ def _mined(name: Name, model: str) -> Step:
         f"--out={out}",
     )
     mine = commands.mine(runs, data.out, 100, f"{out}.all", "--split=train")
-    return Step(out, [mine, drop], needs=[data, run])
+    n_results = N_QUESTIONS * 200
+    return Step(
+        out,
+        [mine, drop],
+        needs=[data, run],
+        core_seconds=costs.mining(2 * n_results, 2 * n_results)
+        + costs.matching(n_results * CHARACTERS),
+        bytes=2 * costs.run_bytes(n_results),
+    )
 
 
 def _trained_on_published(model: str) -> Step:
@@ -152,6 +174,7 @@ def _trained_on_published(model: str) -> Step:
         needs=[start, data],
         done="retriever",
         flop=N_HARD_QUESTIONS * 20 * 4 * TWO_PASSAGES,
+        bytes=2 * costs.MODEL_BYTES,
     )
 
 
@@ -160,19 +183,28 @@ def _trained_on_published(model: str) -> Step:
 
 def questions(name: Name, split: Split) -> Step:
     """A data folder: with answers; to train on, with judgments and BM25's negatives, too."""
-    file = f"biencoder-{name}-train.json" if split == "train" else f"{name}-test.qa.csv"
-    folder = "train" if split == "train" else "test"
-    return _folder(f"$WORK/qa/{name}/{folder}", f"{DPR.out}/{file}", [DPR])
+    if split == "train":
+        return _folder(f"$WORK/qa/{name}/train", f"biencoder-{name}-train.json.gz")
+    return _folder(f"$WORK/qa/{name}/test", f"{name}-test.qa.csv")
 
 
 def _published() -> Step:
-    """Natural Questions with DPR's own hard negatives."""
-    return _folder("$WORK/qa/nq/hard", DPR_HARD.out, [DPR, DPR_HARD])
+    """Natural Questions with DPR's own hard negatives: all questions, and most of them again.
+
+    58,880 have negatives of BM25, and 69,639 those that DPR itself ranked high.
+    """
+    files = "biencoder-nq-train.json.gz", "biencoder-nq-adv-hn-train.json.gz"
+    return _folder("$WORK/qa/nq/hard", *files)
 
 
-def _folder(out: str, file: str, needs: list[Step]) -> Step:
-    flags = f"--passages={DPR.out}/psgs_w100.tsv", f"--questions={file}", f"--out={out}"
-    return Step(out, [commands.words("python -m papers.dpr", *flags)], needs)
+def _folder(out: str, *files: str) -> Step:
+    command = commands.words(
+        "python -m papers.dpr",
+        f"--passages={DPR.out}/psgs_w100.tsv.gz",
+        *(f"--questions={DPR.out}/{file}" for file in files),
+        f"--out={out}",
+    )
+    return Step(out, [command], needs=[DPR])
 
 
 # ---- how it is measured ----
@@ -199,28 +231,20 @@ def _accuracy(name: Name, run: Step) -> Step:
         "--top_k=5,20,100",
         f"--json_out={out}",
     )
-    return Step(out, [command], needs=[run, data])
+    return Step(
+        out,
+        [command],
+        needs=[run, data],
+        core_seconds=costs.matching(N_TESTED[name] * 100 * CHARACTERS),
+    )
 
 
 def dense(retriever: Step, name: Name, split: Split) -> Step:
     """The run of a retriever."""
     data = questions(name, split)
-    embeddings = _embeddings(retriever)
-    model = f"{retriever.out}/retriever"
-    out = f"{retriever.out}/qa_{split}.trec"
-    command = commands.retrieve(embeddings.out, model, data.out, out, "--depth=100")
-    return Step(out, [command], needs=[retriever, embeddings, data])
-
-
-def _embeddings(retriever: Step) -> Step:
-    model, out = f"{retriever.out}/retriever", f"{retriever.out}/embeddings"
-    return Step(
-        out,
-        [commands.encode(model, DPR.out, out, "--dtype=float16")],
-        needs=[retriever, DPR],
-        done="manifest.json",
-        flop=N_PASSAGES * PASSAGE,
-    )
+    n_queries = N_QUESTIONS if split == "train" else N_TESTED[name]
+    search = Search(data, data.out, n_queries, 100)
+    return vectors.run(retriever, PASSAGES, search, f"{retriever.out}/qa_{split}.trec")
 
 
 def attention(model: str) -> Step:

@@ -5,7 +5,7 @@ everything is made, and $DATA, which holds what no command makes (`--workdir` an
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from string import Template
@@ -14,11 +14,6 @@ from typing import Any, NamedTuple
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.steps import make_once
 from cocondenser_jax.storage.files import read_json
-
-# Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/accelerators.py; NVIDIA's
-# data sheets of A100 and H100 SXM, dense.
-PEAKS = {"v3-8": 8 * 61.5e12, "A100": 312e12, "H100": 989e12}
-UTILIZATION = 0.4  # of the peak, assumed
 
 Command = list[str]
 
@@ -47,7 +42,10 @@ class Step(NamedTuple):
     commands: Sequence[Command] = ()
     needs: "Sequence[Step]" = ()
     done: str = ""  # what `out`, a folder that grows, contains once it is finished
-    flop: float = 0.0
+    flop: float = 0.0  # of a TPU or a GPU
+    core_seconds: float = 0.0  # of the CPU, see costs.py
+    bytes: float = 0.0  # on disk
+    is_temporary: bool = False  # whether it may go once what needs it is finished
     get: str = ""
     epochs: Epochs = 0  # where they are chosen, $EPOCHS in the commands
 
@@ -103,8 +101,7 @@ def unfinished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
         path = folders.result(step)
         if path in steps or path.exists():
             return
-        tried = step.epochs.tried.values() if isinstance(step.epochs, Best) else ()
-        for need in (*step.needs, *tried):
+        for need in _before(step):
             visit(need)
         if step.commands or step.get:
             commands = [[folders.fill(word) for word in words] for words in step.commands]
@@ -115,16 +112,64 @@ def unfinished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
     return steps
 
 
-def run_steps(
-    steps: Mapping[Path, Step], folders: Folders, execute: Callable[[Command], int]
-) -> None:
-    """Runs steps by `execute`, which returns the exit status; a UserError if that is not 0.
+def removable(wanted: Iterable[Step], folders: Folders) -> list[Path]:
+    """Returns the temporary folders that no step needs any more to make what is wanted."""
+    wanted = [*wanted]
+    needed = {
+        folders.result(need)
+        for step in unfinished(wanted, folders).values()
+        for need in (step, *step.needs)
+    }
+    temporary = {
+        folders.result(step): Path(folders.fill(step.out))
+        for step in _all_steps(wanted)
+        if step.is_temporary
+    }
+    return [
+        folder for result, folder in temporary.items() if folder.exists() and result not in needed
+    ]
 
-    `seconds.json` in the working folder gets how long each took.
-    """
+
+def _all_steps(wanted: Iterable[Step]) -> list[Step]:
+    """Lists the steps that lead to those wanted, finished or not."""
+    found: dict[str, Step] = {}
+
+    def visit(step: Step) -> None:
+        if step.result in found:
+            return
+        found[step.result] = step
+        for need in _before(step):
+            visit(need)
+
+    for step in wanted:
+        visit(step)
+    return [*found.values()]
+
+
+def _before(step: Step) -> Sequence[Step]:
+    tried = step.epochs.tried.values() if isinstance(step.epochs, Best) else ()
+    return [*step.needs, *tried]
+
+
+def require_data(steps: Mapping[Path, Step]) -> None:
+    """Raises a UserError for the first of the steps' data that is missing."""
     for path, step in steps.items():
         if step.get:
             raise UserError(f"{path} is missing: {step.get}")
+
+
+def run_steps(
+    steps: Mapping[Path, Step],
+    folders: Folders,
+    execute: Callable[[Command], int],
+    after_each: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs steps by `execute`, which returns the exit status; a UserError if that is not 0.
+
+    `seconds.json` in the working folder gets how long each took. `after_each` is called after every
+    step.
+    """
+    require_data(steps)
 
     def run(step: Step, _: Path) -> None:
         number = _best_number(step.epochs, folders) if isinstance(step.epochs, Best) else ""
@@ -135,6 +180,7 @@ def run_steps(
 
     for path, step in steps.items():
         make_once(folders.work, path, partial(run, step))
+        after_each()
 
 
 def _best_number(epochs: Best, folders: Folders) -> str:
@@ -145,11 +191,3 @@ def _best_number(epochs: Best, folders: Folders) -> str:
 def means(result: Mapping[str, Any]) -> Mapping[str, float]:
     """Returns the metrics in a result of `evaluate`, or of a script that writes nothing else."""
     return result.get("mean", result)
-
-
-def estimate_hours(steps: Collection[Step]) -> dict[str, float]:
-    """Estimates the hours on one machine of each kind; only pre-training runs on a TPU."""
-    on_gpu = sum(step.flop for step in steps)
-    on_tpu = sum(step.flop for step in steps if "pretrain" in str(step.commands))
-    flop = dict.fromkeys(PEAKS, on_gpu) | {"v3-8": on_tpu}
-    return {name: flop[name] / (UTILIZATION * peak * 3600) for name, peak in PEAKS.items()}

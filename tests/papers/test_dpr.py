@@ -56,6 +56,27 @@ def test_training_questions_become_a_split_and_a_run(tmp_path, passages, suffix)
     assert [passage.text for passage in read_corpus(out)] == ['a "b"']
 
 
+def test_questions_of_several_files_are_numbered_on(tmp_path, passages):
+    """DPR's hard negatives are in a file of their own, with questions of the first again."""
+    record = {"answers": ["x"], "positive_ctxs": contexts(["0"]), "negative_ctxs": []}
+    words = []
+    for name, texts, negative in (("train", "ab", "1"), ("adv-hn", "b", "2")):
+        hard = {"hard_negative_ctxs": contexts([negative])}
+        path = tmp_path / f"{name}.json.gz"
+        records = [record | hard | {"question": text} for text in texts]
+        path.write_bytes(gzip.compress(json.dumps(records).encode()))
+        words.append(f"--questions={path}")
+    out = tmp_path / "out"
+    dpr.main([*words, f"--passages={passages}", f"--out={out}"])
+    assert read_queries(out) == {"0": "a", "1": "b", "2": "b"}
+    run = read_run(out / "negatives.trec")
+    assert {q: first_passages(found) for q, found in run.items()} == {
+        "0": ["1"],
+        "1": ["1"],
+        "2": ["2"],
+    }
+
+
 def test_test_questions_have_answers_alone(tmp_path, passages):
     questions = tmp_path / "nq-test.qa.csv"
     questions.write_text(

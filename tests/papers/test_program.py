@@ -53,8 +53,11 @@ def test_dry_run_prints_what_is_missing(tmp_path, capsys):
     assert commands[0][:2] == ["cocondenser", "corpus"]
     assert f"--out={tmp_path}/w w/stores/wikipedia" in commands[0]
     assert f"--source={tmp_path}/d/wikipedia" in commands[0]
-    assert any(line.startswith(f"# {tmp_path}/d/dpr: of https://github.com") for line in lines)
-    assert any("(v3-8: pre-training): 50.9 (v3-8), " in line for line in lines)
+    get = f"# {tmp_path}/d/dpr: `python -m papers.get_data dpr --downloads=DIR` makes it"
+    assert any(line.startswith(get) for line in lines)
+    assert any(": pre-training 50.9 (v3-8), " in line and "; all else " in line for line in lines)
+    assert any(line.startswith("# on the CPU: ") for line in lines)
+    assert any(line.startswith("# on the disk: ") for line in lines)
     assert not (tmp_path / "w w").exists()
     (tmp_path / "w w" / "stores" / "wikipedia").mkdir(parents=True)
     main([*words, *folders])
@@ -71,7 +74,7 @@ def test_dry_run_prints_what_is_missing(tmp_path, capsys):
         ("co/table1 --list", "give either a table, such as co/table1, or --list"),
         (
             "co/table1 --data=nowhere --workdir=made",
-            "nowhere/msmarco-untitled is missing: MS MARCO's own collection.tsv",
+            "nowhere/msmarco-untitled is missing: `python -m papers.get_data msmarco-untitled",
         ),
     ],
 )

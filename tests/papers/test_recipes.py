@@ -9,7 +9,8 @@ from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers import sentences
 from papers.reproduce import PAPERS
 from papers.steps import Best
-from tests.papers.rows import FOLDERS, flags, rows_of, steps, steps_of
+from papers.tables import load_tables
+from tests.papers.rows import FOLDERS, flags, goals, rows_of, steps, steps_of
 
 # By --workdir: epochs, rows of a batch, rate, negatives of a query (none: sentences).
 # Condenser A.1, its tables' sizes, and section 4.4; coCondenser 4.2.1; the draft 5.2; the study
@@ -25,7 +26,9 @@ SETTINGS = {
     "sections/*0-4": (4, 16, 2e-5, None),
     "sections/*0-8": (8, 16, 2e-5, None),
     "msmarco/*-0/round1-3": (3, 8, 5e-6, 7),
-    "msmarco/*-0/projected": (3, 8, 5e-6, 7),
+    "msmarco-untitled/*-0/round1-3": (3, 8, 5e-6, 7),
+    "msmarco-untitled/*000/round1-40": (40, 8, 5e-6, 7),
+    "msmarco-untitled/*-0/projected": (3, 8, 5e-6, 7),
     "msmarco/*000/round1-5": (5, 8, 5e-6, 7),
     "msmarco/*000/round1-10": (10, 8, 5e-6, 7),
     "msmarco/*000/round1-40": (40, 8, 5e-6, 7),
@@ -104,6 +107,7 @@ def test_the_study_ranks_the_candidates_of_each_dev_query():
         assert given["--config.data.folder"] == "W/abs/splits"
         assert given["--config.eval.run"] == "W/abs/splits/dev.trec"
     (made,) = STEPS[Path("W/abs/splits")].commands
+    assert dict(flags(made))["--data"] == "D/msmarco-untitled"  # it names no titles
     (ranked,) = STEPS[Path(dict(flags(made))["--run"])].commands
     assert {"--split=dev.small", "--depth=1000"} <= set(ranked)
 
@@ -198,7 +202,7 @@ def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
             if command[1] == "mine":
                 found = flags(command)
                 given = dict(found)
-                if given["--run"] == "W/msmarco/negatives.trec.all":
+                if given["--run"] == "W/msmarco/triples.trec":
                     assert given["--out"] == "W/msmarco/negatives.trec"
                     continue
                 lexical, dense = (value for flag, value in found if flag == "--run")
@@ -230,8 +234,8 @@ def test_natural_questions_has_the_negatives_that_dpr_published():
         assert given["--config.data.folder"] == "W/qa/nq/hard"
         assert given["--config.data.negatives_run"] == "W/qa/nq/hard/negatives.trec"
         (made,) = of_row[Path("W/qa/nq/hard")].commands
-        assert "--questions=D/dpr/biencoder-nq-hard-train.json" in made
-        assert "nq-adv-hn" in of_row[Path("D/dpr/biencoder-nq-hard-train.json")].get
+        files = [Path(value).name for flag, value in flags(made) if flag == "--questions"]
+        assert files == ["biencoder-nq-train.json.gz", "biencoder-nq-adv-hn-train.json.gz"]
 
 
 @pytest.mark.parametrize(
@@ -249,3 +253,71 @@ def test_rows_of_bm25_are_those_of_anserini(table, settings):
     found = [dict(flags(command)) for command in commands if command[1] == "bm25"]
     marco = [given for given in found if "msmarco" in given["--data"]]
     assert {(g["--data"], g["--k1"], g["--b"]) for g in marco} == {settings}
+
+
+@pytest.mark.parametrize(
+    ("tables", "titled"),
+    [
+        (("condenser/table5", "condenser/table6", "condenser/table7"), True),
+        (("co/table1", "co/table3", "co/table4", "co/table5"), True),
+        (("draft/table4", "draft/figure4", "draft/equation6"), False),
+        (("abs/table1", "abs/table3", "abs/table4"), False),
+    ],
+)
+def test_passages_have_titles_where_the_paper_names_rocketqas_corpus(tables, titled):
+    """Condenser (4.4) and coCondenser (4.2.1) do; the draft and the study name MS MARCO alone."""
+    read = set()
+    for table in tables:
+        for step in steps(PAPERS, table).values():
+            for command in step.commands:
+                given = dict(flags(command))
+                folder = given.get("--config.data.folder", given.get("--corpus", ""))
+                if command[1] in ("finetune", "encode") and "msmarco" in folder:
+                    read.add(folder)
+                    separator = given.get("--config.model.title_separator")
+                    is_retriever = "cross_encoder" not in given.get("--config", "cross_encoder")
+                    assert separator == ("[SEP]" if titled and is_retriever else None), command
+                if command[1] == "pretrain" and "passages" in given["--workdir"]:
+                    assert given["--config.data.store"] == "W/stores/msmarco-untitled"
+    assert read <= {"D/msmarco" if titled else "D/msmarco-untitled"}
+
+
+def test_questions_have_the_gradient_cache_and_titles():
+    """DPR with the cache (Condenser, 4.3; coCondenser, 4.2.1), titles and texts as a pair."""
+    for workdir, command in trainings():
+        if workdir.startswith("qa/"):
+            config = config_of(command)
+            assert config.loss.chunk_size == 32
+            assert config.model.title_separator == "[SEP]"
+
+
+def test_a_result_has_one_published_figure():
+    """Two figures for one file of results must agree, but for those that a table's note names."""
+    figures = {}
+    for table, row in rows_of(PAPERS):
+        tolerance = load_tables(PAPERS.folder)[table]["tolerance"]
+        for goal in goals(PAPERS, table, row):
+            for metric, figure in goal.figures.items():
+                if figure is not None:
+                    found = figures.setdefault((goal.step.out, metric), [])
+                    found.append((figure, tolerance, table))
+    apart = {
+        key: sorted({figure for figure, _, _ in found})
+        for key, found in figures.items()
+        if max(found)[0] - min(found)[0] > max(tolerance for _, tolerance, _ in found) + 1e-9
+    }
+    dpr = "$WORK/qa/nq/bert-0/round1/qa_questions.trec.json"
+    assert apart == {(dpr, "Accuracy@20"): [0.744, 0.784]}
+    assert "0.744" in load_tables(PAPERS.folder)["co/table1"]["note"]
+    lexical = figures["$WORK/msmarco/bm25-0.9-0.4.dev.small.trec.json", "MRR@10"]
+    assert {figure for figure, _, _ in lexical} == {0.184, 0.189}
+    assert (
+        "0.189 here and 0.184 in table 5" in load_tables(PAPERS.folder)["condenser/table6"]["note"]
+    )
+
+
+@pytest.mark.parametrize("table", ["co/table1", "co/table4", "co/table5"])
+def test_tables_of_cocondenser_say_what_mlm_weighs(table):
+    note = load_tables(PAPERS.folder)[table]["note"]
+    assert "train.mlm_weight=2" in note
+    assert "mlm_reduction=span_sum" in note

@@ -8,7 +8,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.steps import SECONDS
 from papers.reproduce import PAPERS
-from papers.steps import Folders, Step, best, estimate_hours, run_steps, unfinished, within
+from papers.steps import Folders, Step, best, removable, run_steps, unfinished, within
 from tests.papers import rows
 
 DATA = Step("$DATA/data", get="a library")
@@ -26,7 +26,7 @@ def folders(tmp_path):
 
 
 def make(command):
-    Path(command[-1]).parent.mkdir(exist_ok=True)
+    Path(command[-1]).parent.mkdir(parents=True, exist_ok=True)
     Path(command[-1]).touch()
     return 0
 
@@ -113,12 +113,40 @@ def test_the_number_of_epochs_is_chosen_when_the_step_runs(folders):
     assert ran == [*(["try", n] for n in ("5", "10", "40")), ["train", "--epochs=10"]]
 
 
-def test_hours_are_those_of_the_roofline_at_a_fraction_of_the_peak():
-    """docs/tpu.md: a step of 4,096 spans takes a v3-8 at least 825 ms of arithmetic."""
-    step = rows.steps(PAPERS, "co/table4", "both")[Path("W/models/cocondenser-marco")]
-    estimated = estimate_hours([step])
-    assert estimated["v3-8"] == pytest.approx(12552 * 0.825 / 3600 / 0.4, rel=0.01)
-    assert estimated["H100"] == pytest.approx(3.6, rel=0.05)
-    both = estimate_hours([step, step._replace(commands=[["cocondenser", "encode"]])])
-    assert both["v3-8"] == estimated["v3-8"]
-    assert both["H100"] == 2 * estimated["H100"]
+def test_temporary_results_go_when_nothing_needs_them(folders):
+    vectors = Step("$WORK/vectors", [["c", "make", MODEL.out, "$WORK/vectors/x"]], [MODEL])
+    vectors = vectors._replace(done="x", is_temporary=True)
+    wanted = [
+        Step(f"$WORK/run-{n}", [["c", "make", vectors.out, f"$WORK/run-{n}"]], [vectors])
+        for n in ("one", "two")
+    ]
+    (folders.data / "data").touch()
+    kept = []
+
+    def look():
+        kept.append([path.name for path in removable(wanted, folders)])
+
+    run_steps(unfinished(wanted, folders), folders, make, look)
+    # After the store, the model, the vectors and the first run, the second still needs them.
+    assert kept == [[], [], [], [], ["vectors"]]
+    (folders.work / "run-two").unlink()
+    assert removable(wanted, folders) == []
+    (folders.work / "vectors" / "x").unlink()  # not finished
+    assert removable(wanted, folders) == []
+    (folders.work / "run-two").touch()
+    assert [path.name for path in removable(wanted, folders)] == ["vectors"]
+    assert removable([ONE], folders) == []
+
+
+def test_embeddings_are_finished_when_the_last_shard_is(tmp_path):
+    """A killed `encode` leaves its manifest: the step runs again, and resumes."""
+    found = rows.steps(PAPERS, "co/table5", "cocondenser", folders=Folders(tmp_path, tmp_path))
+    (path, step) = next((path, step) for path, step in found.items() if step.is_temporary)
+    (command,) = step.commands
+    given = dict(rows.flags(command))
+    assert path == Path(given["--json_out"])
+    assert path.parent == Path(given["--out"])
+    path.parent.mkdir(parents=True)
+    (path.parent / "manifest.json").touch()
+    again = rows.steps(PAPERS, "co/table5", "cocondenser", folders=Folders(tmp_path, tmp_path))
+    assert path in again

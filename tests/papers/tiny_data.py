@@ -1,7 +1,6 @@
 """Tiny copies of all that recipes read, and settings that make their runs tiny."""
 
 import csv
-import gzip
 import itertools
 import json
 import lzma
@@ -25,9 +24,11 @@ from papers import (
 )
 from papers.figures import attention, curves, neighborhood, sizes
 from papers.steps import Folders
+from tests.papers import tiny_downloads
+from tests.papers.tiny_downloads import HELD, TEST, TRAIN
 from tests.world import TINY, WORDS, as_flags, write_beir
 
-N_PASSAGES, N_TRAIN, N_TEST = 60, 24, 8
+N_PASSAGES = 60
 PRETRAIN = {
     "log_every": 1,
     "model.max_position_embeddings": 512,
@@ -42,12 +43,13 @@ SMALLER = {
     "pretrain": " ".join(as_flags(TINY | PRETRAIN)),
     "finetune configs/finetune.py": "--config.train.max_steps=2 --config.data.batch_size=4"
     " --config.log_every=1 --config.data.train_queries=12 --config.model.query_length=8"
-    " --config.model.passage_length=16",
+    " --config.model.passage_length=16 --config.data.loader_workers=0",
     "finetune configs/quickstart_finetune.py": "--config.train.max_steps=2"
     " --config.data.batch_size=4 --config.data.train_queries=12 --config.model.query_length=8"
     " --config.model.passage_length=16",
     "finetune configs/cross_encoder.py": "--config.train.max_steps=2 --config.data.batch_size=2"
-    " --config.data.train_queries=12 --config.model.max_length=32",
+    " --config.data.train_queries=12 --config.model.max_length=32"
+    " --config.data.loader_workers=0",
     "papers.sentences train": "--train_rows=16 --length=16",
     "adapt": "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=8"
     " --config.probe.documents=6",
@@ -124,11 +126,14 @@ def expected_pool(command):
 def _without_answers(command):
     """No negative may hold an answer to the question. The answers are those of DPR's own file."""
     data = Path(_values(command, "--corpus")[0])
-    passages = (data / "psgs_w100.tsv").resolve()
-    rows = [row.split("\t") for row in passages.read_text().splitlines()]
+    passages = data / "psgs_w100.tsv.gz"
+    rows = [row.split("\t") for row in tiny_downloads.read(passages)]
     texts = {name: text.replace(".", " .").split() for name, text, _ in rows}
-    file = passages.parent / f"biencoder-{data.parent.name}-train.json"
-    known = {q["question"]: tuple(q["answers"][0].split()) for q in json.loads(file.read_text())}
+    file = passages.resolve().with_name(f"biencoder-{data.parent.name}-train.json.gz")
+    known = {
+        q["question"]: tuple(q["answers"][0].split())
+        for q in json.loads("".join(tiny_downloads.read(file)))
+    }
     lines = map(json.loads, (data / "queries.jsonl").read_text().splitlines())
     held = {line["_id"]: known[line["text"]] for line in lines}
     pool = _pairs(_values(command, "--run")[0])
@@ -149,20 +154,15 @@ def write_data(folder):
     data, workdir = folder / "data", folder / "work"
     rng = random.Random(0)
     texts = [_text(rng, 3) for _ in range(N_PASSAGES)]
-    queries = [" ".join(rng.sample(texts[i].split(), 4)) for i in range(N_TRAIN + N_TEST)]
+    queries = [" ".join(rng.sample(texts[i].split(), 4)) for i in (*TRAIN, *TEST, *HELD)]
     _write_models(data, texts + queries)
-    for name in ("wikipedia", "bookcorpus"):
-        _lines(
-            data / name / "part.jsonl", (json.dumps({"text": _text(rng, 12)}) for _ in range(40))
-        )
+    write_downloads(folder / "downloads", texts, queries, rng)
+    tiny_downloads.make_data(folder / "downloads", data)
     articles = "".join(json.dumps({"text": _text(rng, 12)}) + "\n" for _ in range(40))
     (data / "articles.jsonl.xz").write_bytes(lzma.compress(articles.encode()))
-    _write_msmarco(data, texts, queries)
-    _write_dpr(data, texts, queries)
-    _write_sentences(data, rng)
+    _write_sections(data, rng)
     for name in ("boolq", "boolq-all", "scifact", "vaswani", "xquad"):
-        splits = {"train": range(N_TRAIN), "test": range(N_TRAIN, N_TRAIN + N_TEST)}
-        write_beir(data / name, texts, queries, splits)
+        write_beir(data / name, texts, queries, {"train": TRAIN, "test": TEST})
     answers = (
         json.dumps({"_id": f"q{i}", "answers": [texts[i].split()[0]]}) for i in range(len(queries))
     )
@@ -194,69 +194,34 @@ def _write_models(data, texts):
         BertForMaskedLM(config).save_pretrained(data / name)
 
 
-def _write_msmarco(data, texts, queries):
-    folder, docs = data / "msmarco", data / "msmarco-docs"
-    _lines(folder / "corpus.tsv", [f"{i}\ttitle\t{text}" for i, text in enumerate(texts)])
-    documents = [f"D{i}\thttp://a.b/{i}\ttitle\t{text} {text}" for i, text in enumerate(texts)]
-    _lines(docs / "msmarco-docs.tsv", documents)
-    train, test = range(N_TRAIN), range(N_TRAIN, N_TRAIN + N_TEST)
-    for split, numbers in (("train", train), ("dev.small", test), ("dl19", test), ("held", test)):
-        _lines(folder / f"queries.{split}.tsv", [f"{i}\t{queries[i]}" for i in numbers])
-        _lines(folder / f"qrels.{split}.tsv", [f"{i}\t0\t{i}\t1" for i in numbers])
-    shutil.copytree(folder, data / "msmarco-untitled", ignore=shutil.ignore_patterns("corpus.tsv"))
-    triples = [f"{i}\t{i}\t{(i + k) % N_PASSAGES}" for i in train for k in range(1, 9)]
-    _lines(folder / "qidpidtriples.train.full.2.tsv", triples)
-    untitled = [f"{i}\t{text}" for i, text in enumerate(texts)]
-    _lines(data / "msmarco-untitled" / "collection.tsv", untitled)
-    for split, numbers in (("train", train), ("dev", test), ("dl19", test)):
-        _lines(docs / f"msmarco-doc{split}-queries.tsv", [f"{i}\t{queries[i]}" for i in numbers])
-        _lines(docs / f"msmarco-doc{split}-qrels.tsv", [f"{i} 0 D{i} 1" for i in numbers])
-
-
-def _write_dpr(data, texts, queries):
-    passages = [f"{i + 1}\t{text}\ttitle" for i, text in enumerate(texts)]
-    _lines(data / "dpr" / "psgs_w100.tsv", ["id\ttext\ttitle", *passages])
-
-    def context(i):
-        return {"passage_id": str(i + 1), "title": "title", "text": texts[i]}
-
-    for name in ("nq", "trivia"):
-        questions = [
-            {
-                "question": queries[i],
-                "answers": [" ".join(texts[i].split()[:2])],  # some other passages hold it, too
-                "positive_ctxs": [context(i)],
-                "negative_ctxs": [],
-                "hard_negative_ctxs": [context((i + k) % N_PASSAGES) for k in range(1, 9)],
-            }
-            for i in range(N_TRAIN)
-        ]
-        _lines(data / "dpr" / f"biencoder-{name}-train.json", [json.dumps(questions)])
-        both = json.dumps(questions + questions[::2])
-        _lines(data / "dpr" / f"biencoder-{name}-hard-train.json", [both])
-        tested = range(N_TRAIN, N_TRAIN + N_TEST)
-        answers = [f"{queries[i]}\t['{texts[i].split()[0]}']" for i in tested]
-        _lines(data / "dpr" / f"{name}-test.qa.csv", answers)
-
-
-def _write_sentences(data, rng):
-    def sentence():
-        return " ".join(rng.choices(WORDS, k=5))
-
-    for split in ("train", "dev", "validation", "test"):
-        rows = [f"g\tf\ty\t{i}\t{i % 6}.0\t{sentence()}\t{sentence()}" for i in range(16)]
-        _lines(data / "stsbenchmark" / f"sts-{split}.csv", rows)
-        for file in (f"sections/{split}.csv", f"wikipedia-sections/sections-{split}.csv"):
-            (data / file).parent.mkdir(exist_ok=True)
-            with (data / file).open("w", newline="") as opened:
-                writer = csv.writer(opened)
-                writer.writerow(["Sentence1", "Sentence2", "Sentence3"])
-                writer.writerows([sentence(), sentence(), sentence()] for _ in range(16))
-    (data / "allnli").mkdir()
+def write_downloads(folder, texts, queries, rng):
+    """Writes what people download, as it is published."""
+    tiny_downloads.write_marco(folder, texts, queries)
+    tiny_downloads.write_dpr(folder, texts, queries)
+    articles = [_text(rng, 12) for _ in range(40)]
+    tiny_downloads.write_text(folder, articles, [_text(rng, 1) for _ in range(480)])
+    sts = [f"g\tf\ty\t{i}\t{i % 6}.0\t{_words(rng)}\t{_words(rng)}" for i in range(16)]
     labels = "entailment", "neutral", "contradiction"
-    rows = [f"train\tSNLI\t{i}\t{sentence()}\t{sentence()}\t{labels[i % 3]}" for i in range(24)]
-    with gzip.open(data / "allnli" / "AllNLI.tsv.gz", "wt") as file:
-        file.write("\n".join(["split\tdataset\tfilename\tsentence1\tsentence2\tlabel", *rows]))
+    nli = [f"train\tSNLI\t{i}\t{_words(rng)}\t{_words(rng)}\t{labels[i % 3]}" for i in range(24)]
+    nli.insert(0, "split\tdataset\tfilename\tsentence1\tsentence2\tlabel")
+    sections = ["Sentence1,Sentence2,Sentence3"]
+    sections += [",".join(_words(rng) for _ in range(3)) for _ in range(16)]
+    tiny_downloads.write_sentences(folder, sts, nli, sections)
+
+
+def _words(rng):
+    return " ".join(rng.choices(WORDS, k=5))
+
+
+def _write_sections(data, rng):
+    """Writes the sections' triplets where experiments/ reads them."""
+    for split in ("train", "validation", "test"):
+        path = data / "wikipedia-sections" / f"sections-{split}.csv"
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w", newline="") as opened:
+            writer = csv.writer(opened)
+            writer.writerow(["Sentence1", "Sentence2", "Sentence3"])
+            writer.writerows([_words(rng) for _ in range(3)] for _ in range(16))
 
 
 def _write_quickstart(data, workdir):

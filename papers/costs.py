@@ -1,0 +1,67 @@
+"""What commands take of a core and of a disk, for estimates.
+
+The rates were measured on one core of an Intel Xeon at 2.1 GHz with AVX-512, most of them on
+Wikipedia's paragraphs of 84 words. What a GPU computes is counted in `Step.flop`.
+"""
+
+VECTOR = 768  # numbers
+_PRODUCTS = (
+    45e9  # operations a second of exact search: 91e9 for 200 results a query, 38e9 for 1,000
+)
+_INDEXED_WORD = 1.0e-6  # seconds, of BM25's index
+_LEXICAL_SCORE = 5.3e-9  # seconds, of a query and a passage
+_CHARACTER = 0.31e-6  # seconds, tokenized into spans (benchmarks/README.md)
+_MATCHED_CHARACTER = 0.05e-6  # seconds, of a passage in which answers are looked for
+_RESULT_READ, _RESULT_WRITTEN = 2.3e-6, 0.8e-6  # seconds, of a run
+_TRIPLE = 3.1e-6  # seconds
+_RESULT_BYTES = 45
+_TOKEN_BYTES = 2  # in a store
+_CHARACTERS_PER_TOKEN = 4.5
+# BERT-base: float32 parameters, and what training keeps beside them.
+MODEL_BYTES = 0.44e9
+PRETRAINING_BYTES = 4.0e9  # two checkpoints and the exported folder
+
+
+def exact_search(n_queries: float, n_vectors: float) -> float:
+    """Returns the core seconds of an exact search."""
+    return 2 * VECTOR * n_queries * n_vectors / _PRODUCTS
+
+
+def bm25(n_queries: float, n_passages: float, words: float) -> float:
+    """Returns the core seconds to index passages of so many words, and to rank them."""
+    return n_passages * (words * _INDEXED_WORD + n_queries * _LEXICAL_SCORE)
+
+
+def tokenizing(characters: float) -> float:
+    """Returns the core seconds to make a token store of a text."""
+    return characters * _CHARACTER
+
+
+def store_bytes(characters: float) -> float:
+    """Returns how large a token store of a text is."""
+    return characters / _CHARACTERS_PER_TOKEN * _TOKEN_BYTES
+
+
+def mining(n_read: float, n_written: float) -> float:
+    """Returns the core seconds to read results of runs, and to write others."""
+    return n_read * _RESULT_READ + n_written * _RESULT_WRITTEN
+
+
+def matching(characters: float) -> float:
+    """Returns the core seconds to look for answers in passages."""
+    return characters * _MATCHED_CHARACTER
+
+
+def drawing(n_triples: float) -> float:
+    """Returns the core seconds to draw negatives from triples."""
+    return n_triples * _TRIPLE
+
+
+def run_bytes(n_results: float) -> float:
+    """Returns how large a run is."""
+    return n_results * _RESULT_BYTES
+
+
+def embeddings_bytes(n_passages: float, characters: float) -> float:
+    """Returns how large embeddings in float16 are, with passages of so many characters."""
+    return n_passages * (2 * VECTOR + characters)

@@ -1,0 +1,110 @@
+"""What steps take of machines: hours of a TPU or a GPU, hours of a core, room on a disk."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cocondenser_jax.errors import UserError
+from papers.steps import Folders, Step
+
+# Peak bfloat16 operations a second: eight cores of a TPU v3, see pretrain/accelerators.py; NVIDIA's
+# data sheets of A100 and H100 SXM, dense.
+TPU = "v3-8"
+PEAKS = {TPU: 8 * 61.5e12, "A100": 312e12, "H100": 989e12}
+UTILIZATION = 0.4  # of the peak, assumed
+
+
+class Estimate(NamedTuple):
+    """What steps take; on one TPU or GPU of each kind."""
+
+    pretraining: dict[str, float]  # hours by kind
+    others: dict[str, float]  # hours of fine-tuning, encoding and scoring, by kind of GPU
+    core_hours: float
+    bytes: float  # on disk, if nothing is deleted
+    least_bytes: float  # at most at a time, if embeddings are deleted
+
+
+def estimate(steps: Mapping[Path, Step], folders: Folders) -> Estimate:
+    """Estimates what steps (see `steps.unfinished`) take, in their order."""
+    all_flop = sum(step.flop for step in steps.values())
+    pretraining = sum(step.flop for step in steps.values() if is_pretraining(step))
+    gpus = [kind for kind in PEAKS if kind != TPU]
+    return Estimate(
+        pretraining={kind: _hours(pretraining, kind) for kind in PEAKS},
+        others={kind: _hours(all_flop - pretraining, kind) for kind in gpus},
+        core_hours=sum(step.core_seconds for step in steps.values()) / 3600,
+        bytes=sum(step.bytes for step in steps.values()),
+        least_bytes=_least_bytes(steps, folders),
+    )
+
+
+def is_pretraining(step: Step) -> bool:
+    """Returns whether a TPU can make it, too."""
+    return any(command[:2] == ["cocondenser", "pretrain"] for command in step.commands)
+
+
+def _hours(flop: float, kind: str) -> float:
+    return flop / (UTILIZATION * PEAKS[kind] * 3600)
+
+
+def _least_bytes(steps: Mapping[Path, Step], folders: Folders) -> float:
+    """Returns the most bytes at a time where temporary results go after they were last read."""
+    last_read = {}
+    for reader, step in steps.items():
+        last_read[reader] = reader
+        last_read |= {folders.result(need): reader for need in step.needs}
+    most = held = 0.0
+    for reader, step in steps.items():
+        held += step.bytes
+        most = max(most, held)
+        held -= sum(
+            one.bytes
+            for path, one in steps.items()
+            if one.is_temporary and last_read[path] == reader
+        )
+    return most
+
+
+def lines(found: Estimate) -> list[str]:
+    """Describes an estimate in words."""
+    return [
+        f"hours at {UTILIZATION:.0%} of the peak, on one TPU or GPU:"
+        f" pre-training {_list(found.pretraining)}; all else {_list(found.others)}",
+        f"on the CPU: {found.core_hours:.1f} core hours: tokenizing, BM25, exact search, mining",
+        f"on the disk: {_gb(found.bytes)}, or with --delete_embeddings at most"
+        f" {_gb(found.least_bytes)} at a time",
+    ]
+
+
+def _list(hours: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:.1f} ({kind})" for kind, value in hours.items())
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.{1 if size < 10e9 else 0}f} GB"
+
+
+def require_room(workdir: Path, found: Estimate, *, deletes: bool) -> None:
+    """Raises a UserError if a disk has less room than steps are estimated to need there."""
+    advice = "choose a --workdir on a larger disk"
+    if not deletes:
+        advice += f", or give --delete_embeddings: then {_gb(found.least_bytes)} are enough"
+    require_free(workdir, found.least_bytes if deletes else found.bytes, advice)
+
+
+def require_free(folder: Path, needed: float, advice: str) -> None:
+    """Raises a UserError if the disk of a folder, which need not exist, has less room than that."""
+    path = folder.absolute()
+    place = next(each for each in (path, *path.parents) if each.exists())
+    free = free_bytes(place)
+    if free < needed:
+        raise UserError(
+            f"the disk of {folder} has {_gb(free)} free, but about {_gb(needed)} are needed:"
+            f" {advice}"
+        )
+
+
+def free_bytes(folder: Path) -> float:
+    """Returns the room on the disk of a folder."""
+    return float(shutil.disk_usage(folder).free)

@@ -167,10 +167,13 @@ def verify(store):
 )
 def finetune(config, overrides, workdir, json_out):
     """Fine-tune a retriever or a cross-encoder."""
+    from cocondenser_jax.finetune.processes import is_main_process, require_gpu_each
     from cocondenser_jax.finetune.tasks import finetune
-    from cocondenser_jax.finetune.trainer import is_main_process
     from cocondenser_jax.settings import FINE_TUNING, load_config
 
-    result = finetune(load_config(config, overrides, tasks=FINE_TUNING), workdir)
+    experiment = load_config(config, overrides, tasks=FINE_TUNING)
+    words = ["finetune", f"--config={config}", f"--workdir={workdir}", *overrides]
+    require_gpu_each(words + ([f"--json_out={json_out}"] if json_out else []))
+    result = finetune(experiment, workdir)
     if is_main_process():
         print_metrics(result, json_out)

@@ -107,12 +107,10 @@ class _Trainer(SentenceTransformerTrainer):
         """`batches_of` returns the batches of an epoch, batches_MxB."""
         epoch = Epoch()
         self._batches = EpochBatchSampler(batches_of, epoch, len(data.pairs), settings.batch_size)
-        arguments = trainer.arguments(settings)
-        if evaluator:
-            arguments |= evaluator.arguments()
+        own = evaluator.arguments() if evaluator else {}
         super().__init__(
             loss.model,
-            SentenceTransformerTrainingArguments(**arguments),
+            trainer.arguments(SentenceTransformerTrainingArguments, settings, **own),
             data.pairs,
             evaluator=evaluator,
             loss=loss,

@@ -56,9 +56,14 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
         fill = fill_pairs
     epoch = Epoch()
     collator: Any = RowCollator(data, epoch, fill, CrossEncoderDataCollator(model.preprocess))
+    # The model's output (sentence-transformers 6.2) is no dict: torch would find no tensor in it,
+    # take all parameters for unused, and raise when they get gradients.
+    arguments = trainer.arguments(
+        CrossEncoderTrainingArguments, settings.trainer, ddp_find_unused_parameters=False
+    )
     return CrossEncoderTrainer(
         model,
-        CrossEncoderTrainingArguments(**trainer.arguments(settings.trainer)),
+        arguments,
         data.pairs,
         loss=loss,
         data_collator=collator,

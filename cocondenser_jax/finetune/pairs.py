@@ -172,16 +172,18 @@ class _Trainer(SentenceTransformerTrainer):
         )
         adam = settings.adam
         collator: Any = _Collator(store, settings.batches)
-        arguments = trainer.arguments(own) | {
-            "adam_beta1": adam.b1,
-            "adam_beta2": adam.b2,
-            "adam_epsilon": adam.eps,
-            "max_grad_norm": adam.clip_norm,
-            "save_total_limit": settings.keep,
-        }
+        arguments = trainer.arguments(
+            SentenceTransformerTrainingArguments,
+            own,
+            adam_beta1=adam.b1,
+            adam_beta2=adam.b2,
+            adam_epsilon=adam.eps,
+            max_grad_norm=adam.clip_norm,
+            save_total_limit=settings.keep,
+        )
         super().__init__(
             loss.model,
-            SentenceTransformerTrainingArguments(**arguments),
+            arguments,
             datasets.Dataset.from_dict({"row": range(n_rows)}),
             loss=loss,
             data_collator=collator,

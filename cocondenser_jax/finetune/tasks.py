@@ -1,7 +1,6 @@
 """Fine-tunes what a config names."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from cocondenser_jax.finetune.bi_encoder import (
 from cocondenser_jax.finetune.cross_encoder import CrossEncoderSettings, cross_encoder_trainer
 from cocondenser_jax.finetune.evaluation import DevSettings
 from cocondenser_jax.finetune.losses import LossSettings
+from cocondenser_jax.finetune.processes import is_main_process, require_equal_shares
 from cocondenser_jax.finetune.samplers import BatchSettings
 from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.finetune.training_data import DataSettings
@@ -45,13 +45,8 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     _require_runs(config)
     require_outside(Path(config.model.folder), workdir)
     require_own(workdir / "finetune.json")
-    n_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if settings.trainer.batch_size % n_processes:
-        raise UserError(
-            f"config.data.batch_size is {settings.trainer.batch_size}: expected a multiple of the "
-            f"{n_processes} processes that share it"
-        )
-    with lock_folder(workdir) if trainer.is_main_process() else contextlib.nullcontext():
+    require_equal_shares(settings.trainer.batch_size)
+    with lock_folder(workdir) if is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
         hf_trainer: Any
         if isinstance(settings, BiEncoderSettings):

@@ -3,20 +3,25 @@
 import contextlib
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import PartialState
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.cross_encoder import CrossEncoderTrainer
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune.processes import is_main_process
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, uses_bfloat16
 from cocondenser_jax.storage.files import (
     file_sha256,
@@ -35,6 +40,8 @@ from cocondenser_jax.storage.runs import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=TrainingArguments)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
 _FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run")
@@ -82,8 +89,21 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, 
     start_or_compare(settings.workdir / "finetune.json", record | {"sha256": checksums}, _FREE)
 
 
-def arguments(settings: TrainerSettings) -> dict[str, Any]:
-    """Makes the training arguments of all tasks; processes share the `batch_size` rows of steps."""
+def arguments(kind: type[T], settings: TrainerSettings, **others: Any) -> T:
+    """Makes a trainer's arguments; processes share the `batch_size` rows of a step.
+
+    Args:
+      kind: the class of the trainer's arguments.
+      settings: of all tasks.
+      others: arguments of the task alone.
+    """
+    made = kind(**(_common_arguments(settings) | others))
+    # A process computes on one GPU, also where more are visible: see `processes.require_gpu_each`.
+    made._n_gpu = min(made.n_gpu, 1)
+    return made
+
+
+def _common_arguments(settings: TrainerSettings) -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(settings.workdir / "checkpoints"),
@@ -109,11 +129,6 @@ def arguments(settings: TrainerSettings) -> dict[str, Any]:
         "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl
         "disable_tqdm": True,  # `_MetricsCallback` has a progress bar
     }
-
-
-def is_main_process() -> bool:
-    """Returns whether this is the process that writes and prints."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def run(

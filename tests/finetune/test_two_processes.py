@@ -1,15 +1,69 @@
-"""Two processes, started by torchrun, against one."""
+"""Two processes, started by torchrun, against one: losses, gradients, weights, and resuming."""
 
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
+from cocondenser_jax.configs import cross_encoder as cross_encoder_config
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.retrieval.models import load_retriever
 from tests.world import as_flags, change_settings, read_metrics
+
+# The command, in processes that all end at a step, before its checkpoint.
+KILLED = """
+import os, sys
+from cocondenser_jax import cli
+from cocondenser_jax.finetune import trainer
+
+def end(self, args, state, control, **kwargs):
+    if state.global_step == 7:
+        os._exit(9)
+
+trainer._CheckpointCallback.on_step_begin = end
+sys.exit(cli.main())
+"""
+
+
+def launch(program, config, workdir, settings):
+    """Starts two processes; returns their exit status."""
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
+            *(*program, "finetune", f"--config={config.__file__}", f"--workdir={workdir}"),
+            *as_flags(settings),
+        ],
+        check=False,
+        capture_output=True,
+        timeout=240,
+    )
+    return ended.returncode
+
+
+COMMAND = ("-m", "cocondenser_jax.cli")
+
+
+def compare(one, two, model):
+    """Compares the metrics and the weights of two run folders; returns what was logged."""
+    logged_one, logged_two = read_metrics(one), read_metrics(two)
+    found = [
+        [m.get("eval_loss") for m in run if "loss" not in m] for run in (logged_one, logged_two)
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+    logged_one, logged_two = ([m for m in run if "loss" in m] for run in (logged_one, logged_two))
+    for name, rtol in (("step", 0), ("loss", 1e-4), ("grad_norm", 1e-3)):
+        values = [[m[name] for m in run] for run in (logged_one, logged_two)]
+        np.testing.assert_allclose(values[1], values[0], rtol=rtol)
+    weights = [load_file(folder / model / "model.safetensors") for folder in (one, two)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        # Their gradients are 0, but for rounding, and Adam divides by it.
+        if not name.endswith(("key.bias", "classifier.bias")):
+            np.testing.assert_allclose(weights[1][name], weight, atol=1e-4, err_msg=name)
+    return [m["step"] for m in logged_two], found[0]
 
 
 # 12 steps: the last is not a multiple of 5, and is logged all the same.
@@ -40,24 +94,37 @@ def test_two_processes_make_the_steps_of_one(
         "model.query_length": config.model.query_length,
         "model.passage_length": config.model.passage_length,
     }
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
-            *("-m", "cocondenser_jax.cli", "finetune", f"--config={finetune_config.__file__}"),
-            f"--workdir={tmp_path / 'two'}",
-            *as_flags(flags),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=240,
-    )
-    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
-    found = [[m.get("eval_loss") for m in run if "loss" not in m] for run in (one, two)]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
-    assert len(found[0]) == (0 if chunk_size else 2)
-    one, two = ([m for m in run if "loss" in m] for run in (one, two))
-    assert [m["step"] for m in two] == ([*range(1, 13)] if log_every == 1 else [5, 10, 12])
-    np.testing.assert_allclose([m["loss"] for m in two], [m["loss"] for m in one], rtol=1e-4)
-    norms = [[m["grad_norm"] for m in run] for run in (one, two)]
-    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-3)
-    load_retriever(tmp_path / "two" / "retriever")
+    two = tmp_path / "two"
+    if not chunk_size:  # they resume as one process does
+        (tmp_path / "killed.py").write_text(KILLED)
+        assert launch([str(tmp_path / "killed.py")], finetune_config, two, flags) != 0
+        assert (two / "checkpoints" / "checkpoint-6" / "sha256.json").exists()
+        assert not (two / "retriever").exists()
+    assert launch(COMMAND, finetune_config, two, flags) == 0
+    steps, evaluated = compare(tmp_path / "one", two, "retriever")
+    assert steps == ([*range(1, 13)] if log_every == 1 else [5, 10, 12])
+    assert len(evaluated) == (0 if chunk_size else 2)
+    load_retriever(two / "retriever")
+
+
+def test_two_processes_train_a_cross_encoder_as_one_does(
+    make_cross_encoder, beir, run_file, tmp_path
+):
+    folder = make_cross_encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = cross_encoder_config.get_config()
+    settings = {
+        "model.folder": str(folder),
+        "data.folder": str(beir),
+        "data.negatives_run": str(run_file),
+        "data.negatives_per_query": 2,
+        "data.batch_size": 4,
+        "model.max_length": 24,
+        "optimizer.learning_rate": 1e-3,
+        "log_every": 1,
+        "train.max_steps": 5,
+    }
+    change_settings(config, settings)
+    finetune(config, tmp_path / "one")
+    assert launch(COMMAND, cross_encoder_config, tmp_path / "two", settings) == 0
+    steps, _ = compare(tmp_path / "one", tmp_path / "two", "cross_encoder")
+    assert steps == [1, 2, 3, 4, 5]

@@ -1,0 +1,46 @@
+"""The processes that share a fine-tuning: torchrun starts one for each GPU."""
+
+import os
+import shlex
+from collections.abc import Sequence
+
+import torch
+
+from cocondenser_jax.errors import UserError
+
+
+def is_main_process() -> bool:
+    """Returns whether this is the process that writes and prints."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def require_gpu_each(words: Sequence[str]) -> None:
+    """Raises a UserError unless each process of this machine has a GPU of its own, or none has one.
+
+    `words` are those of the command after the program's name, which the message repeats.
+    """
+    # transformers (5.23) would divide each batch among the GPUs of one process (DataParallel):
+    # the passages on the other GPUs would be no negatives, and no GPU would have much to do.
+    n_gpus = torch.cuda.device_count()
+    if n_gpus > 1 and "LOCAL_RANK" not in os.environ:
+        launch = ["torchrun", f"--nproc_per_node={n_gpus}", "-m", "cocondenser_jax.cli", *words]
+        raise UserError(
+            f"{n_gpus} GPUs are visible, and a process trains on one: run {shlex.join(launch)}, or"
+            " choose a GPU with CUDA_VISIBLE_DEVICES=0"
+        )
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 0 < n_gpus < n_processes:
+        raise UserError(
+            f"torchrun starts {n_processes} processes for {n_gpus} visible GPUs: expected"
+            f" --nproc_per_node={n_gpus}"
+        )
+
+
+def require_equal_shares(batch_size: int) -> None:
+    """Raises a UserError unless the processes can share the rows of a step."""
+    n_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if batch_size % n_processes:
+        raise UserError(
+            f"config.data.batch_size is {batch_size}: expected a multiple of the {n_processes}"
+            " processes that share it"
+        )

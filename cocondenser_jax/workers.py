@@ -40,9 +40,12 @@ class Engine(NamedTuple):
     """What runs tasks: `tasks` of them, at most `workers` at a time."""
 
     tasks: int
-    workers: int | None = None  # None: one per CPU core of this machine; elsewhere all at once
+    # None: one per GPU or else CPU core of this machine; elsewhere all at once
+    workers: int | None = None
     executor: Executor = "local"
     options: Mapping[str, Any] = {}  # of datatrove's executor for Slurm, or of Ray's tasks
+    # Of this machine, as CUDA_VISIBLE_DEVICES names them: local worker i sees the i-th alone.
+    gpus: Sequence[str] = ()
 
 
 class Work(NamedTuple):
@@ -116,24 +119,29 @@ def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]"
     Each worker is a pool of one process, so that a killed one costs its task alone.
     """
     n_cores = os.cpu_count() or 1
-    n_workers = engine.workers or n_cores
+    n_workers = engine.workers or len(engine.gpus) or n_cores
     workers_end, end = Pipe(duplex=False)
-    settings = (workers_end, max(1, n_cores // n_workers))
-    # Not a fork, which would copy locks that threads of this process hold.
-    new_worker = partial(ProcessPoolExecutor, 1, get_context("spawn"), _start_worker, settings)
-    idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
-    for _ in tasks[:n_workers]:
-        idle.put(new_worker())  # its process starts with its first task
+    n_threads = max(1, n_cores // n_workers)
+
+    def new_worker(gpu: str | None) -> ProcessPoolExecutor:
+        # Not a fork, which would copy locks that threads of this process hold.
+        settings = (workers_end, n_threads, gpu)
+        return ProcessPoolExecutor(1, get_context("spawn"), _start_worker, settings)
+
+    idle: SimpleQueue[tuple[ProcessPoolExecutor, str | None]] = SimpleQueue()
+    for number in range(min(n_workers, len(tasks))):
+        gpu = engine.gpus[number] if engine.gpus else None
+        idle.put((new_worker(gpu), gpu))  # its process starts with its first task
 
     def run(index: int) -> bool:
-        worker = idle.get()
+        worker, gpu = idle.get()
         try:
             worker.submit(_run_task_here, work, index).result()
         except BrokenProcessPool:
-            worker = new_worker()
+            worker = new_worker(gpu)
             return False
         finally:
-            idle.put(worker)
+            idle.put((worker, gpu))
         return True
 
     # Workers inherit the mask: Ctrl-C reaches this process alone, which then ends them.
@@ -148,8 +156,11 @@ def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]"
             end.close()
 
 
-def _start_worker(parents_end: Connection, n_threads: int) -> None:
-    """Prepares a worker, which ends when its parent closes the pipe, or is killed."""
+def _start_worker(parents_end: Connection, n_threads: int, gpu: str | None) -> None:
+    """Prepares a worker, which ends when its parent closes the pipe, or is killed.
+
+    With a `gpu`, neither PyTorch nor JAX, which the worker loads later, sees another.
+    """
 
     def watch() -> None:
         parents_end.poll(None)
@@ -158,6 +169,8 @@ def _start_worker(parents_end: Connection, n_threads: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):  # workers share the cores
         os.environ.setdefault(name, f"{n_threads}")
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
 def _run_task_here(work: Work, index: int) -> None:

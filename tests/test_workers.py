@@ -15,7 +15,7 @@ import pytest
 from cocondenser_jax import workers
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.workers import Engine, run_tasks
-from tests.worker_tasks import calls, make
+from tests.worker_tasks import calls, make, note_gpu
 
 ROOT = Path(__file__).parents[1]
 
@@ -199,3 +199,18 @@ def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path, mo
     with pytest.raises(UserError, match=message):
         run(tmp_path, Engine(tasks=2, workers=1))
     assert not calls(tmp_path)
+
+
+def test_a_worker_sees_one_gpu_and_so_does_the_one_that_replaces_it(tmp_path):
+    def is_done(index):
+        return (tmp_path / f"task-{index}").exists()
+
+    engine = Engine(tasks=6, gpus=("3", "GPU-5"))  # a worker for each
+    function = partial(note_gpu, tmp_path, killed=(1, 4))
+    run_tasks("tasks", function, is_done, engine, tmp_path / "work")
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert sorted(int(index) for index, _, _ in seen) == [0, 1, 1, 2, 3, 4, 4, 5]
+    gpu_of = {pid: {gpu for _, other, gpu in seen if other == pid} for _, pid, _ in seen}
+    assert len(gpu_of) >= 4  # two were killed
+    assert all(len(gpus) == 1 for gpus in gpu_of.values())
+    assert set.union(*gpu_of.values()) == {"3", "GPU-5"}

@@ -41,6 +41,7 @@ from cocondenser_jax.retrieval.embeddings import (
     write_shard,
 )
 from cocondenser_jax.retrieval.finite import require_finite
+from cocondenser_jax.retrieval.gpus import with_gpus
 from cocondenser_jax.retrieval.models import (
     Precision,
     load_as,
@@ -117,12 +118,15 @@ def encode_corpus(
       out: the folder for the shards; with several tasks, for their folders.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       task: (i, n): encodes the shards of task i of n alone, from 0: see `embeddings.py`.
-      engine: runs all tasks, on workers; the vectors are those of one task.
+      engine: runs all tasks, on workers, locally each with a GPU of its own where there are
+        GPUs; the vectors are those of one task.
 
     Returns:
       The manifest; each task returns that of the whole corpus.
     """
     file = corpus_file(corpus)
+    if engine:
+        engine = with_gpus(engine, in_torch=encoding.backend is None)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
     require_outside(encoding.model, out)

@@ -30,6 +30,7 @@ _DENSE_INDEX = (
     flag("--embeddings", Path, "or the folder that encode wrote: exact search, in little memory"),
     required("--model", Path, "the retriever that encoded the passages: a folder or Hub name"),
     flag("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
+    flag("--device", ("cpu", "cuda"), "what multiplies --embeddings; cuda: a GPU, much faster"),
     flag("--hybrid", (None, *_FUSIONS), "also search with BM25 and fuse, see fuse --method"),
     flag("--query_prompt", str, "put before queries (default: as encode was told)"),
     flag(
@@ -155,16 +156,26 @@ def index(embeddings, out, factory, json_out):
     JSON_OUT,
 )
 def search(
-    index, embeddings, model, parameters, hybrid, query_prompt, language, query, top_k, json_out
+    index,
+    embeddings,
+    model,
+    parameters,
+    device,
+    hybrid,
+    query_prompt,
+    language,
+    query,
+    top_k,
+    json_out,
 ):
     """Print the best passages for a query, or for each line of standard input."""
-    from cocondenser_jax.retrieval.search import open_index, search_text_timed
+    from cocondenser_jax.retrieval.search import VectorSearch, open_index, search_text_timed
 
     folder = only_one(index=index, embeddings=embeddings)
     opened = open_index(
         folder,
         model,
-        parameters=parameters,
+        vectors=VectorSearch(parameters, device),
         hybrid=hybrid,
         query_prompt=query_prompt,
         language=language,
@@ -207,6 +218,7 @@ def retrieve(
     embeddings,
     model,
     parameters,
+    device,
     hybrid,
     query_prompt,
     language,
@@ -219,7 +231,7 @@ def retrieve(
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import read_queries, require_other_judgments
-    from cocondenser_jax.retrieval.search import open_index, retrieve
+    from cocondenser_jax.retrieval.search import VectorSearch, open_index, retrieve
 
     folder = only_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index
@@ -228,7 +240,7 @@ def retrieve(
     opened = open_index(
         folder,
         model,
-        parameters=parameters,
+        vectors=VectorSearch(parameters, device),
         hybrid=hybrid,
         query_prompt=query_prompt,
         language=language,

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 # A run gives each query its passages with scores; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
+# The same, a query at a time: what is not held in memory as a whole.
+Results = Iterable[tuple[str, dict[str, float]]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
@@ -159,10 +161,8 @@ def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
     write_results(path, run.items(), tag)
 
 
-def write_results(
-    path: Path, results: Iterable[tuple[str, Mapping[str, float]]], tag: str = "cocondenser"
-) -> None:
-    """Writes a TREC run, as `write_run` does, of queries with their results, as they come."""
+def write_results(path: Path, results: Results, tag: str = "cocondenser") -> None:
+    """Writes results as `write_run` does, as they come; nothing, if what makes them raises."""
     n_queries = n_empty = 0
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in results:
@@ -174,12 +174,6 @@ def write_results(
             n_empty += not scores
     if n_empty:
         logger.warning("%s: %d of %d queries have no results", path, n_empty, n_queries)
-
-
-def require_any_result(run: Run, path: Path) -> None:
-    """Raises a UserError for a run without any result, which was to be written to a path."""
-    if not any(run.values()):
-        raise UserError(f"{path} is not written: none of {len(run)} queries has a result")
 
 
 def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:

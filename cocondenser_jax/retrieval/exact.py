@@ -1,14 +1,22 @@
-"""Exact search: the inner products of queries with all vectors, one block after another."""
+"""Exact search: the inner products of queries with all vectors, one block after another.
+
+faiss multiplies on the CPU, PyTorch on a GPU: both in float32, so that they find the same.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import faiss
 import numpy as np
+import torch
 from tqdm import tqdm
 
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 _BLOCK_ROWS = 65_536
+# Queries that a block is multiplied with at once: their scores are 256 MiB.
+_QUERIES_AT_ONCE = 1_024
 
+# From vectors_QxD and k to `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
+Nearest = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 # Raises a UserError for a block, N x D, whose first row has the given number.
 Check = Callable[[np.ndarray, int], None]
@@ -26,18 +34,20 @@ def float_blocks(shards: Iterable[np.ndarray], check: Check | None = None) -> It
             first_row += len(block_NxD)
 
 
-def nearest_checked(
-    shards: Sequence[np.ndarray], check: Check
-) -> Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]:
+def nearest_checked(shards: Sequence[np.ndarray], check: Check, device: str = "cpu") -> Nearest:
     """Returns `nearest` in these shards; its first call checks what it reads.
 
-    A check takes as long as the search for one query, so later calls do without.
+    A check takes as long as the search for one query, so later calls do without. On another
+    `device` than "cpu", it is `nearest_in_torch`.
     """
     unchecked: Check | None = check
 
     def search(queries_QxD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         nonlocal unchecked
-        found = nearest(shards, queries_QxD, k, unchecked)
+        if device == "cpu":
+            found = nearest(shards, queries_QxD, k, unchecked)
+        else:
+            found = nearest_in_torch(shards, queries_QxD, k, unchecked, torch.device(device))
         unchecked = None
         return found
 
@@ -49,6 +59,8 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds the vectors with the largest inner products.
 
+    Memory holds one block of vectors and, for each query, its k neighbors.
+
     Args:
       shards: vectors, N x D each.
       queries_QxD: float32.
@@ -58,14 +70,62 @@ def nearest(
     Returns:
       `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
     """
-    best = faiss.ResultHeap(len(queries_QxD), k, keep_max=True)
+    parts = _parts(len(queries_QxD))
+    heaps = [faiss.ResultHeap(part.stop - part.start, k, keep_max=True) for part in parts]
     first_row = 0
-    bar = tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1)
-    for block_NxD in float_blocks(bar, check):
-        scores_QxK, rows_QxK = faiss.knn(
-            queries_QxD, block_NxD, min(k, len(block_NxD)), faiss.METRIC_INNER_PRODUCT
-        )
-        best.add_result(scores_QxK, rows_QxK + first_row)
+    for block_NxD in _shown_blocks(shards, check, len(queries_QxD)):
+        for part, heap in zip(parts, heaps, strict=True):
+            scores_QxK, rows_QxK = faiss.knn(
+                queries_QxD[part],
+                block_NxD,
+                min(k, len(block_NxD)),
+                faiss.METRIC_INNER_PRODUCT,
+            )
+            heap.add_result(scores_QxK, rows_QxK + first_row)
         first_row += len(block_NxD)
-    best.finalize()
-    return best.D, best.I
+    scores_QxK = np.empty((len(queries_QxD), k), np.float32)
+    rows_QxK = np.empty((len(queries_QxD), k), np.int64)
+    for part in parts:
+        heap = heaps.pop(0)
+        heap.finalize()
+        scores_QxK[part], rows_QxK[part] = heap.D, heap.I
+    return scores_QxK, rows_QxK
+
+
+def nearest_in_torch(
+    shards: Sequence[np.ndarray],
+    queries_QxD: np.ndarray,
+    k: int,
+    check: Check | None,
+    device: torch.device,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds what `nearest` does on a device of PyTorch, whose memory holds the same."""
+    queries = torch.from_numpy(queries_QxD).to(device)
+    best_QxK = torch.full((len(queries), k), -torch.inf, device=device)
+    rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
+    first_row = 0
+    for block_NxD in _shown_blocks(shards, check, len(queries_QxD)):
+        block_DxN = torch.from_numpy(block_NxD).to(device).T
+        for part in _parts(len(queries)):
+            # PyTorch multiplies float32 in full unless told otherwise: not in TF32.
+            scores_QxN = queries[part] @ block_DxN
+            found = scores_QxN.topk(min(k, len(block_NxD)), dim=1)
+            both_QxM = torch.cat([best_QxK[part], found.values], dim=1)
+            rows_QxM = torch.cat([rows_QxK[part], found.indices + first_row], dim=1)
+            best_QxK[part], places_QxK = both_QxM.topk(k, dim=1)
+            rows_QxK[part] = rows_QxM.gather(1, places_QxK)
+        first_row += len(block_NxD)
+    return best_QxK.cpu().numpy(), rows_QxK.cpu().numpy()
+
+
+def _parts(n_queries: int) -> list[slice]:
+    starts = range(0, n_queries, _QUERIES_AT_ONCE)
+    return [slice(start, min(start + _QUERIES_AT_ONCE, n_queries)) for start in starts]
+
+
+def _shown_blocks(
+    shards: Sequence[np.ndarray], check: Check | None, n_queries: int
+) -> Iterator[np.ndarray]:
+    """Yields the blocks, with a progress bar unless there is but one query."""
+    bar = tqdm(shards, desc="search", unit=" shards", disable=n_queries == 1)
+    return float_blocks(bar, check)

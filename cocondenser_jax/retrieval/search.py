@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import faiss
 import numpy as np
@@ -14,15 +14,15 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
 import torch
 from sentence_transformers import SentenceTransformer
-from tqdm import trange
+from tqdm import tqdm, trange
 
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import is_same_text, warn_of_own_results
 from cocondenser_jax.collection.trec import (
+    Results,
     Run,
-    require_any_result,
-    write_run,
+    write_results,
 )
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
@@ -38,9 +38,10 @@ from cocondenser_jax.retrieval.embeddings import (
     require_finite_rows,
     shard_vectors,
 )
-from cocondenser_jax.retrieval.exact import float_blocks, nearest, nearest_checked
+from cocondenser_jax.retrieval.exact import Nearest, float_blocks, nearest, nearest_checked
 from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
+from cocondenser_jax.retrieval.gpus import require_gpu
 from cocondenser_jax.retrieval.index import read_index
 from cocondenser_jax.retrieval.models import load_as, model_sha256
 from cocondenser_jax.retrieval.terms import require_language
@@ -50,6 +51,8 @@ from cocondenser_jax.storage.remote import local_copy
 logger = logging.getLogger(__name__)
 
 _QUERIES_AT_ONCE = 256
+# Of many queries: libraries take memory for several copies of the vectors.
+_ENCODED_AT_ONCE = 65_536
 # How many passages of each side are fused, or more where more are asked for.
 _FUSED_DEPTH = 100
 _OVERFLOW = "the model's weights are damaged, or too large for what it computes"
@@ -59,6 +62,19 @@ _OVERFLOW = "the model's weights are damaged, or too large for what it computes"
 Ranking = dict[int, float]
 # That the steps of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
 Seconds = dict[str, float]
+
+
+class VectorSearch(NamedTuple):
+    """How vectors are compared."""
+
+    # Of an index, in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for HNSW: slower
+    # and more exact.
+    parameters: str = ""
+    # What multiplies embeddings; for the same ranks as on the CPU, in float32.
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+_DEFAULTS = VectorSearch()
 
 
 class Hit(NamedTuple):
@@ -72,8 +88,7 @@ class OpenIndex(NamedTuple):
     """The vectors of passages, opened for search; the passages; the model that encoded them."""
 
     model: SentenceTransformer
-    # vectors_QxD and k to scores_QxK, decreasing, and rows_QxK
-    nearest: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+    nearest: Nearest
     passages: pyarrow.Table  # `id`, `title` and `text` of the rows
 
 
@@ -97,7 +112,7 @@ def open_index(
     folder: Path,
     model_folder: Path,
     *,
-    parameters: str = "",
+    vectors: VectorSearch = _DEFAULTS,
     hybrid: Method | None = None,
     query_prompt: str | None = None,
     language: str | None = None,
@@ -109,8 +124,7 @@ def open_index(
     Args:
       folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
       model_folder: the folder of that model, which may have moved.
-      parameters: of the search in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for
-        HNSW: slower and more exact. Embeddings have none.
+      vectors: how vectors are compared; embeddings have no parameters, an index no device.
       hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
         model, or more if more are asked for. The first call writes `bm25` to the folder.
       query_prompt: is put before queries, where the passages were encoded for none; None: what
@@ -124,20 +138,24 @@ def open_index(
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
     if language is not None:
         require_language(language)
+    require_gpu(vectors.device)
     folder = local_copy(folder)
     manifest = read_manifest(folder)
-    if parameters and not manifest.is_index:
+    if vectors.parameters and not manifest.is_index:
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
+    if vectors.device != "cpu" and manifest.is_index:
+        raise UserError(f"{folder} is an index, for the CPU: {vectors.device} searches embeddings")
     _require_model(folder, manifest, model_folder)
     representation = _with_query_prompt(folder, manifest.representation, query_prompt)
     model = load_as(model_folder, representation)
     if manifest.is_index:
-        index, passages = read_index(folder, manifest, parameters)
+        index, passages = read_index(folder, manifest, vectors.parameters)
         dense = OpenIndex(model, partial(_nearest_in_index, index), passages)
     else:
         passages = open_shards(folder, manifest)
         check = partial(require_finite_rows, passages)
-        dense = OpenIndex(model, nearest_checked(shard_vectors(passages), check), passages)
+        find = nearest_checked(shard_vectors(passages), check, vectors.device)
+        dense = OpenIndex(model, find, passages)
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
@@ -189,15 +207,11 @@ def retrieve(
 ) -> dict[str, float]:
     """Searches for queries (id → text) and writes a TREC run; see `search_run_timed`.
 
-    Returns the numbers of queries and passages, and the seconds that encoding the queries and
-    searching took.
+    Of the run, memory holds 12 bytes for each result. Returns the numbers of queries and passages,
+    and the seconds that encoding the queries and searching took.
     """
-    run, seconds = search_run_timed(
-        index, queries, depth, ignore_identical_ids=ignore_identical_ids
-    )
-    require_any_result(run, run_out)
-    warn_of_own_results(run, _own_passages(index, run, queries))
-    write_run(run_out, run)
+    results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
+    write_results(run_out, _checked(results, index, queries, run_out))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value
@@ -234,16 +248,36 @@ def search_run_timed(
     With `ignore_identical_ids`, passages with their query's id are left out before runs are fused
     (see `drop_identical_ids`).
     """
+    results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
+    return dict(results), seconds
+
+
+def _search(
+    index: Index, queries: Mapping[str, str], depth: int, *, ignore_identical_ids: bool
+) -> tuple[Results, Seconds]:
     if not queries:
-        return {}, {}
+        return iter(()), {}
     ids = index.passages["id"]
     own_Q = _rows_of(ids, list(queries)) if ignore_identical_ids else None
     ranking_Q, seconds = _rank(index, list(queries.values()), depth, own_Q)
-    run = {
-        query: {ids[row].as_py(): score for row, score in ranking.items()}
+    results = (
+        (query, {ids[row].as_py(): score for row, score in ranking.items()})
         for query, ranking in zip(queries, ranking_Q, strict=True)
-    }
-    return run, seconds
+    )
+    return results, seconds
+
+
+def _checked(results: Results, index: Index, queries: Mapping[str, str], run_out: Path) -> Results:
+    """Yields results; raises a UserError after the last, unless a query has one."""
+    has_results = False
+    found_itself: Run = {}
+    for query, scores in results:
+        has_results = has_results or bool(scores)
+        found_itself[query] = {query: scores[query]} if query in scores else {}
+        yield query, scores
+    if not has_results:
+        raise UserError(f"{run_out} is not written: none of {len(queries)} queries has a result")
+    warn_of_own_results(found_itself, _own_passages(index, found_itself, queries))
 
 
 def search_vectors(
@@ -291,20 +325,19 @@ def _rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None
 
 
 def _drop_rows(
-    ranking_Q: list[Ranking], own_Q: Sequence[int | None] | None, k: int
-) -> list[Ranking]:
+    ranking_Q: Iterable[Ranking], own_Q: Sequence[int | None] | None, k: int
+) -> Iterator[Ranking]:
     """Drops the row of each query, and keeps `k` others; all where no rows are given."""
     if own_Q is None:
-        return ranking_Q
-    return [
-        dict(islice(((row, score) for row, score in ranking.items() if row != own), k))
-        for ranking, own in zip(ranking_Q, own_Q, strict=True)
-    ]
+        yield from ranking_Q
+        return
+    for ranking, own in zip(ranking_Q, own_Q, strict=True):
+        yield dict(islice(((row, score) for row, score in ranking.items() if row != own), k))
 
 
 def _rank(
     index: Index, texts: list[str], k: int, own_Q: Sequence[int | None] | None = None
-) -> tuple[list[Ranking], Seconds]:
+) -> tuple[Iterator[Ranking], Seconds]:
     """Ranks the passages for each text, but for the row of each in `own_Q`."""
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
@@ -316,7 +349,7 @@ def _rank(
     dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth + n_own)
     dense_Q = _drop_rows(dense_Q, own_Q, depth)
     start = time.perf_counter()
-    lexical_Q = _drop_rows(rank_by_bm25(index.bm25, texts, depth + n_own), own_Q, depth)
+    lexical_Q = list(_drop_rows(rank_by_bm25(index.bm25, texts, depth + n_own), own_Q, depth))
     seconds["bm25"] = time.perf_counter() - start
     if n_empty := lexical_Q.count({}):
         logger.warning(
@@ -324,30 +357,40 @@ def _rank(
             n_empty,
             len(texts),
         )
-    ranking_Q = [
+    ranking_Q = (
         fuse_scores(both, index.method, weights=(1.0, 1.0), depth=k)
         for both in zip(lexical_Q, dense_Q, strict=True)
-    ]
+    )
     return ranking_Q, seconds
 
 
-def _rank_by_vectors(index: OpenIndex, texts: list[str], k: int) -> tuple[list[Ranking], Seconds]:
+def _rank_by_vectors(
+    index: OpenIndex, texts: list[str], k: int
+) -> tuple[Iterator[Ranking], Seconds]:
     start = time.perf_counter()
-    vectors_QxD = index.model.encode_query(texts, batch_size=64, show_progress_bar=False)
-    vectors_QxD = vectors_QxD.astype(np.float32)
+    vectors_QxD = _encode_queries(index.model, texts)
     require_finite(vectors_QxD, "the query", texts, _OVERFLOW)
     encoded = time.perf_counter()
     scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, len(index.passages)))
     seconds = {"encoding": encoded - start, "search": time.perf_counter() - encoded}
+    return map(_to_ranking, scores_QxK, rows_QxK), seconds
+
+
+def _encode_queries(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+    """Returns vectors_QxD, float32."""
+    vectors_QxD = np.empty((len(texts), model.get_embedding_dimension() or 0), np.float32)
+    starts = range(0, len(texts), _ENCODED_AT_ONCE)
+    for start in tqdm(starts, desc="queries", disable=len(starts) == 1):
+        part = slice(start, start + _ENCODED_AT_ONCE)
+        vectors_QxD[part] = model.encode_query(texts[part], batch_size=64, show_progress_bar=False)
+    return vectors_QxD
+
+
+def _to_ranking(scores_K: np.ndarray, rows_K: np.ndarray) -> Ranking:
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
-    order_QxK = np.lexsort((rows_QxK, -scores_QxK))
-    ranking_Q = [
-        {rows_K[i]: scores_K[i] for i in order_K if rows_K[i] >= 0}
-        for scores_K, rows_K, order_K in zip(
-            scores_QxK.tolist(), rows_QxK.tolist(), order_QxK.tolist(), strict=True
-        )
-    ]
-    return ranking_Q, seconds
+    order_K = np.lexsort((rows_K, -scores_K))
+    order_K = order_K[rows_K[order_K] >= 0]
+    return dict(zip(rows_K[order_K].tolist(), scores_K[order_K].tolist(), strict=True))
 
 
 def _nearest_in_index(

@@ -3,6 +3,7 @@
 import faiss
 import numpy as np
 import pytest
+import torch
 
 from cocondenser_jax.retrieval import exact
 
@@ -12,10 +13,17 @@ def integers(rng, *shape):
     return rng.integers(-8, 9, shape).astype(np.float32)
 
 
+def nearest_in_torch(shards, queries_QxD, k):
+    """As on a GPU, by PyTorch on the CPU."""
+    return exact.nearest_in_torch(shards, queries_QxD, k, None, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("nearest", [exact.nearest, nearest_in_torch])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("n_queries", [1, 30])  # faiss has one way for few queries, one for many
-def test_shards_give_what_a_flat_index_gives(monkeypatch, dtype, n_queries):
+def test_shards_give_what_a_flat_index_gives(monkeypatch, nearest, dtype, n_queries):
     monkeypatch.setattr(exact, "_BLOCK_ROWS", 40)
+    monkeypatch.setattr(exact, "_QUERIES_AT_ONCE", 25)
     rng = np.random.default_rng(0)
     vectors_NxD = integers(rng, 230, 6)
     vectors_NxD[200:] = vectors_NxD[:30]  # ties, within a shard and across
@@ -25,7 +33,7 @@ def test_shards_give_what_a_flat_index_gives(monkeypatch, dtype, n_queries):
     index.add(vectors_NxD)
     all_QxN = queries_QxD @ vectors_NxD.T
     for k in (1, 5, 60, 120, 230):  # from less than the smallest shard to more than the largest
-        scores_QxK, rows_QxK = exact.nearest(shards, queries_QxD, k)
+        scores_QxK, rows_QxK = nearest(shards, queries_QxD, k)
         flat_QxK, flat_rows_QxK = index.search(queries_QxD, k)
         np.testing.assert_array_equal(scores_QxK, flat_QxK)
         np.testing.assert_array_equal(scores_QxK, -np.sort(-all_QxN, 1)[:, :k])

@@ -16,6 +16,7 @@ from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.retrieval.search import VectorSearch
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import write_checksums
 from tests.retrieval_data import read_vectors
@@ -194,7 +195,7 @@ def test_every_kind_of_index_is_built_and_searched(
 ):
     manifest = build_index(embeddings, tmp_path / "index", factory)
     assert manifest.factory == factory
-    searcher = search.open_index(tmp_path / "index", model_folder, parameters=parameters)
+    searcher = search.open_index(tmp_path / "index", model_folder, vectors=VectorSearch(parameters))
     scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
     assert len(scores) == 5
     assert scores == sorted(scores, reverse=True)
@@ -229,7 +230,9 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
     exact = search.search_run(search.open_index(embeddings, model_folder), queries, depth=60)
 
     def found(parameters):
-        searcher = search.open_index(tmp_path / "index", model_folder, parameters=parameters)
+        searcher = search.open_index(
+            tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
+        )
         return search.search_run(searcher, queries, depth=60)
 
     few, all_cells = found("nprobe=2"), found("nprobe=8")
@@ -240,7 +243,7 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
         with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
             found(wrong)
     with pytest.raises(UserError, match="holds embeddings: only an index has parameters"):
-        search.open_index(embeddings, model_folder, parameters="nprobe=2")
+        search.open_index(embeddings, model_folder, vectors=VectorSearch("nprobe=2"))
 
 
 def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):

@@ -120,6 +120,19 @@ def test_masked_lm_loss_is_the_formula(dtype):
     assert ours == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_gradient_of_the_masked_lm_loss_is_softmax_less_one_hot():
+    rng = np.random.default_rng(0)
+    logits_BxMxV = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    labels_BxM, weights_BxM = rng.integers(7, size=(2, 3)), rng.random((2, 3)).astype(np.float32)
+    arrays = jnp.asarray(logits_BxMxV), jnp.asarray(labels_BxM), jnp.asarray(weights_BxM)
+    gradient = jax.grad(masked_lm_sum)
+    softmax_BxMxV = np.exp(logits_BxMxV) / np.exp(logits_BxMxV).sum(2, keepdims=True)
+    expected_BxMxV = weights_BxM[:, :, None] * (softmax_BxMxV - np.eye(7)[labels_BxM])
+    np.testing.assert_allclose(gradient(*arrays), expected_BxMxV, rtol=1e-5, atol=1e-6)
+    # JAX's own would scatter into zeros.
+    assert "scatter" not in str(jax.make_jaxpr(gradient)(*arrays))
+
+
 def test_spans_without_masks_give_zero_and_no_nan():
     logits = jnp.ones((2, 3, 7))
     labels, weights = jnp.zeros((2, 3), int), jnp.zeros((2, 3))

@@ -11,12 +11,10 @@ compared.
 
 import argparse
 import functools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +23,11 @@ import numpy as np
 from cocondenser_jax.corpus.batches import Batch, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.compiled import collectives
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.pretrain.plan import find_topology, prepare_to_plan, resolve_to_plan
+from cocondenser_jax.pretrain.machines import find_machine, prepare_to_plan
+from cocondenser_jax.pretrain.plan import resolve_to_plan
 from cocondenser_jax.pretrain.step import at_shortest_length, split_rows
 from cocondenser_jax.settings import load_config
 
@@ -43,7 +43,7 @@ def main() -> None:
     config = load_config(arguments.config, overrides, complete=False)
     prepare_to_plan()
     experiment = resolve_to_plan(config)
-    _, devices = find_topology(arguments.topology)
+    devices = find_machine(arguments.topology).devices
     clock = CLOCKS[arguments.topology[:2]]
     model_config = ModelConfig(**experiment.network)
     program = compile_step(model_config, experiment.step, experiment.batches, devices)
@@ -71,38 +71,11 @@ def describe_exchange(compiled_text: str) -> list[str]:
     return [*lines, f"transfers to or from the host: {host_transfers(compiled_text)}"]
 
 
-class Collective(NamedTuple):
-    """An exchange between devices."""
-
-    kind: str  # all-gather, all-reduce, ...
-    dtype: str  # of its largest array, in XLA's notation: f32, bf16
-    n_bytes: int  # of its result
-
-
-def collectives(compiled_text: str) -> list[Collective]:
-    """Returns the collectives of a compiled program, from its text."""
-    exchanges = []
-    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
-    for result, kind in re.findall(pattern + r"(?:-start)?\(", compiled_text):
-        arrays = re.findall(r"(\w+)\[([\d,]*)\]", result)
-        sizes = [
-            (_bits(dtype) * math.prod(int(n) for n in shape.split(",") if n) // 8, dtype)
-            for dtype, shape in arrays
-        ]
-        exchanges.append(Collective(kind, max(sizes)[1], sum(size for size, _ in sizes)))
-    return exchanges
-
-
 def host_transfers(compiled_text: str) -> int:
     """Returns how many instructions of a compiled program exchange data with the host."""
     operations = r" (?:infeed|outfeed|send|recv|send-start|recv-start)\("
     calls = r'custom_call_target="[^"]*(?:[Hh]ost|callback)[^"]*"'
     return len(re.findall(f"{operations}|{calls}", compiled_text))
-
-
-def _bits(dtype: str) -> int:
-    """The size of an element in XLA's notation: f32, bf16, s32, pred."""
-    return int((re.findall(r"\d+", dtype) or [8])[0])
 
 
 def show(name: str, cycles: float, clock: int) -> None:

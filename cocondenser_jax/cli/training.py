@@ -118,12 +118,18 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 @command(
     "plan --config=configs/cocondenser.py --topology=v3-8",
     *EXPERIMENT,
-    required("--topology", str, "v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8; with more hosts, v3:4x4"),
+    required(
+        "--topology",
+        str,
+        "TPUs: v2-8, v3-8, v4-8, v5e-8, v5p-8, v6e-8; with more hosts, v3:4x4. 1 to 8 GPUs: h100-8,"
+        " h200-8, a100-80gb-8, a100-40gb-8, l4-8, rtx4090-8",
+    ),
     JSON_OUT,
 )
 def plan(config, overrides, topology, json_out):
-    """Compile the training step for a TPU that you do not have, and report what it needs."""
-    from cocondenser_jax.pretrain.plan import plan, prepare_to_plan
+    """Compile the training step for TPUs or GPUs that you do not have; report what it needs."""
+    from cocondenser_jax.pretrain.machines import prepare_to_plan
+    from cocondenser_jax.pretrain.plan import plan
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides, complete=False)

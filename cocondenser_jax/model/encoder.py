@@ -53,9 +53,10 @@ def _linear(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
 def float32_product(subscripts: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Returns `jnp.einsum` of two arrays of one dtype, summed and kept in float32.
 
-    It takes products whose every axis is in two of the three arrays, with `->`. The gradient multiplies in that dtype again, as every other product does. Without this rule the
-    cotangent's float32 would make both of its products float32 ones: on a GPU at half the speed,
-    and from copies of both arrays in float32. A TPU rounds what it multiplies either way.
+    It takes products whose every axis is in two of the three arrays, with `->`. The gradient
+    multiplies in that dtype again, as every other product does. Without this rule the cotangent's
+    float32 would make both of its products float32 ones: on a GPU at half the speed, and from
+    copies of both arrays in float32. A TPU rounds what it multiplies either way.
     """
     return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.float32)
 

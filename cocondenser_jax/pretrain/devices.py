@@ -156,14 +156,21 @@ def replicate(state: Tree, devices: list[jax.Device] | None = None) -> Tree:
 
 
 def compile_step(
-    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, devices: list[jax.Device]
+    model_config: ModelConfig,
+    settings: StepSettings,
+    spec: BatchSpec,
+    devices: list[jax.Device],
+    options: dict[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """Compiles the step that `mapped_step` runs, for devices that need not be here."""
+    """Compiles the step that `mapped_step` runs, for devices that need not be here.
+
+    The options are XLA's.
+    """
     zeros = Batch.zeros(spec.n_rows, spec.length, spec.n_slots)
     batch = jax.eval_shape(functools.partial(split_rows, n_parts=len(devices)), zeros)
     state = state_shapes(model_config, settings.optimizer)
     step = functools.partial(train_step, model_config, settings)
-    return _pmap(step, devices, donate=True).lower(state, batch).compile()
+    return _pmap(step, devices, donate=True).lower(state, batch).compile(options)
 
 
 def batch_gradient(

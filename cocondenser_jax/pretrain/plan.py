@@ -1,32 +1,32 @@
-"""Estimates what a training step needs on a TPU, without having one.
+"""Estimates what a training step needs on a TPU or a GPU, without having one.
 
-libtpu compiles for TPUs that are not there. The step compiled here is the one that training runs,
-so its memory is as the compiler says. Time is not measured: the roofline is the least that
-arithmetic, memory and network allow. benchmarks/cycles.py prints what devices exchange in the
-compiled program, and the compiler's own estimate of time.
+The step is compiled for a machine that is not there (`machines.py`). It is the one that training
+runs, so its memory is as the compiler says. Time is not measured: the roofline is the least that
+arithmetic, memory and network allow. Of a step for TPUs, benchmarks/cycles.py prints what devices
+exchange, and the compiler's own estimate of time; of one for GPUs, benchmarks/launches.py prints
+what is launched.
 """
 
-import importlib.util
 import logging
 import math
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.errors import UserError, first_line, lookup
+from cocondenser_jax.errors import lookup
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops
-from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits, model_flops
-from cocondenser_jax.pretrain.devices import compile_step, prepare_libtpu
+from cocondenser_jax.pretrain.accelerators import DeviceLimits, model_flops
+from cocondenser_jax.pretrain.compiled import collectives, find_launches, n_launches
+from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
+from cocondenser_jax.pretrain.machines import find_machine, no_compiler
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
 
@@ -36,43 +36,20 @@ GIB = 2**30
 WHOLE_RUN = "roofline, whole run (hours)"
 
 
-# Machines by the names they are rented under, and their chips, which have one host.
-_CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
-MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
-
-# Keeps libtpu from asking the network which machine this is, and from claiming its TPU.
-LIBTPU_ALONE = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v3-8",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-}
-
-
-def prepare_to_plan() -> None:
-    """Lets this process compile for TPUs that are not here, and leaves one that is here alone.
-
-    For a process that only plans, before anything uses the devices.
-    """
-    prepare_libtpu()
-    jax.config.update("jax_platforms", "cpu")
-    for name, value in LIBTPU_ALONE.items():
-        os.environ.setdefault(name, value)
-
-
 def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
-    """Compiles the training step of an experiment for a TPU and says what it needs.
+    """Compiles the training step of an experiment for a machine and says what it needs.
 
     Call `prepare_to_plan` before.
 
     Args:
       config: the experiment. The whole run is estimated if it names its store, or its steps.
-      topology: a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`.
+      topology: the name of a machine, such as `v3-8`, `v3:4x4` or `h100-8`.
 
     Returns:
-      {quantity: value}: whether it fits, memory per core in GiB by kind, floating-point operations,
-      and the roofline of a step and of the whole run. Where it does not fit, only what is known
-      without a compiled program.
+      {quantity: value}: whether it fits, memory per device in GiB by kind, floating-point
+      operations, and the roofline of a step and of the whole run; for GPUs also launches,
+      exchanges, and the largest chunk. Where a step does not fit a TPU, only what is known without
+      a compiled program.
     """
     experiment = resolve_to_plan(config)
     model_config = ModelConfig(**experiment.network)
@@ -91,7 +68,8 @@ def plan_step(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
 ) -> dict[str, Any]:
     """Returns the plan of a step, see `plan`."""
-    limits, devices = find_topology(topology)
+    machine = find_machine(topology)
+    devices = machine.devices
     check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
     n_spans = spec.n_rows // len(devices)
     logger.info(
@@ -99,31 +77,91 @@ def plan_step(
     )
     state = state_shapes(model_config, settings.optimizer)
     work = step_work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
+    chunk_size = settings.loss.chunk_size or n_spans
     facts = {
         "topology": topology,
-        "cores": len(devices),
+        "devices": len(devices),
         "hosts": len({device.process_index for device in devices}),
-        "spans per core": n_spans,
-        "chunk size": settings.loss.chunk_size or n_spans,
+        "spans per device": n_spans,
+        "chunk size": chunk_size,
         "model GFLOP per span": work.model_flops / 1e9,
         "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
     }
     try:
-        program = compile_step(model_config, settings, spec, devices)
+        program = compile_step(model_config, settings, spec, devices, machine.options)
     except jax.errors.JaxRuntimeError as error:
+        if "version of ptxas" in str(error):
+            raise no_compiler("ptxas") from error
         _, exhausted, reason = str(error).partition("RESOURCE_EXHAUSTED: ")
         if not exhausted:
             raise
         return {"fits": f"no: {reason.splitlines()[0]}", **facts}
-    seconds = roofline(limits, work, n_spans, len(devices))
-    estimates = {"fits": "yes"} | facts | _memory(limits, program.memory_analysis(), state)
+    memory = _memory(program.memory_analysis(), state)
+    fits = "yes"
+    on_gpu: dict[str, float] = {}
+    if machine.gpu_memory is not None:
+        fits, largest = fit_gpu(machine.gpu_memory, memory, spec, n_spans, chunk_size)
+        on_gpu = {
+            "memory that JAX takes of it (GiB)": machine.gpu_memory,
+            "largest chunk size, by proportion": largest,
+            **count_launches(program.as_text() or ""),
+        }
+    estimates = {"fits": fits} | facts
+    estimates |= {f"memory, {kind} (GiB)": size / GIB for kind, size in memory.items()}
+    estimates |= {"memory of a device (GiB)": float(machine.limits.memory)} | on_gpu
+    seconds = roofline(machine.limits, work, n_spans, len(devices))
     for what, value in seconds.items():
         estimates[f"roofline, {what} (ms)"] = 1e3 * value
     if n_steps := settings.optimizer.n_steps:
         estimates["steps"] = n_steps
         estimates[WHOLE_RUN] = seconds["step"] * n_steps / 3600
     return estimates
+
+
+def fit_gpu(
+    available: float, memory: dict[str, float], spec: BatchSpec, n_spans: int, chunk_size: int
+) -> tuple[str, int]:
+    """Returns whether a step fits a GPU, and about the largest chunk that does, 0 for none.
+
+    XLA compiles for a GPU what does not fit it. Activations grow a little less than the chunk: what
+    follows from those of one size is too small for larger ones, if anything.
+
+    Args:
+      available: GiB.
+      memory: bytes by kind, of a step.
+      spec: of its batch.
+      n_spans: of a device.
+      chunk_size: of the step.
+    """
+    needed = memory["in all"] / GIB
+    fits = "yes"
+    if needed > available:
+        fits = f"no: {needed:.2f} GiB, and JAX takes {available:.2f} (XLA_CLIENT_MEM_FRACTION)"
+    activations = memory["activations and temporaries"]
+    room = available * GIB - (memory["in all"] - activations)
+    sizes = [
+        size
+        for size in range(1, n_spans + 1)
+        if n_spans % size == 0 and not (spec.kind.is_copied and size % 2)
+    ]
+    fitting = [size for size in sizes if activations * size / chunk_size <= room]
+    return fits, max(fitting, default=0)
+
+
+def count_launches(compiled_text: str) -> dict[str, float]:
+    """Returns what a step launches on a GPU and what GPUs exchange, from its compiled text."""
+    launches = find_launches(compiled_text)
+    exchanges = collectives(compiled_text)
+    counts: dict[str, float] = {"launches per step": n_launches(launches.step)}
+    for i, chunk in enumerate(launches.chunks):
+        which = f", pass {i + 1}" if len(launches.chunks) > 1 else ""
+        counts[f"launches per chunk{which}"] = n_launches(chunk)
+    return {
+        **counts,
+        "collectives per step": len(exchanges),
+        "collectives (MB)": sum(each.n_bytes for each in exchanges) / 1e6,
+    }
 
 
 class StepWork(NamedTuple):
@@ -165,43 +203,15 @@ def step_work(
     )
 
 
-def find_topology(name: str) -> tuple[DeviceLimits, list[Any]]:
-    """Returns what a device of a machine can do, and all of its devices, which are not here.
-
-    Call `prepare_to_plan` before.
-    """
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(
-            "planning needs libtpu, which compiles for TPUs without having one:"
-            " pip install -c constraints.txt -e '.[tpu]'"
-        )
-    layout = MACHINES.get(name, name)
-    generation = layout.partition(":")[0]
-    expected = f"expected one of {', '.join(MACHINES)}, or a slice such as v3:4x4"
-    if generation not in TPUS or ":" not in layout:
-        raise UserError(f"unknown topology {name!r}: {expected}")
-    chip_config = "megacore" if generation == "v4" else "default"  # both cores are one device
-    options: dict[str, Any] = {"chip_config_name": chip_config}
-    if name in MACHINES:  # else libtpu would give the eight chips of v5e-8 and v6e-8 two hosts
-        chips = [int(size) for size in f"{_CHIPS[generation]}x1".split("x")]
-        options["chips_per_host_bounds"] = chips[:3]
-    try:
-        description = topologies.get_topology_desc(platform="tpu", topology_name=layout, **options)
-    except jax.errors.JaxRuntimeError as error:
-        reason = first_line(error).partition(": ")[2]
-        raise UserError(f"unknown topology {name!r} ({reason}): {expected}") from error
-    return TPUS[generation], list(description.devices)
-
-
-def _memory(limits: DeviceLimits, analysis: Any, state: Any) -> dict[str, float]:
-    """Returns the memory of one device by kind; XLA lays out temporaries as one block."""
+def _memory(analysis: Any, state: Any) -> dict[str, float]:
+    """Returns the bytes of one device by kind; XLA lays out temporaries as one block."""
     parameters = _bytes(state.params)
     optimizer = _bytes(state.optimizer_state)
     arguments = analysis.argument_size_in_bytes
     temporaries = analysis.temp_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     program = analysis.generated_code_size_in_bytes
-    kinds = {
+    return {
         "parameters": parameters,
         "optimizer": optimizer,
         "batch and padding of the above": arguments - parameters - optimizer,
@@ -210,8 +220,6 @@ def _memory(limits: DeviceLimits, analysis: Any, state: Any) -> dict[str, float]
         "program": program,
         "in all": arguments + outputs + temporaries + program,
     }
-    in_gib = {f"memory, {kind} (GiB)": size / GIB for kind, size in kinds.items()}
-    return {**in_gib, "memory of a core (GiB)": float(limits.memory)}
 
 
 def roofline(

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks.cycles import (
-    Collective,
-    collectives,
     estimated_cycles,
     fraction_of_full_chunks,
     host_transfers,
@@ -26,13 +24,6 @@ REDUCE = (
     "%z = (f32[]{:T(256)}, bf16[8,2]{1,0}, /*index=2*/f32[4]{0}) all-reduce-start(%a, %b, %c)\n"
     "%w = (f32[]{:T(256)}, bf16[8,2]{1,0}, f32[4]{0}) all-reduce-done(%z)"
 )
-
-
-def test_collectives_are_read_with_type_and_bytes():
-    assert collectives(f"{GATHER}\n%d = f32[2]{{0}} add(%a, %b)\n{REDUCE}") == [
-        Collective("all-gather", "f32", 4 * 512 * 256),
-        Collective("all-reduce", "bf16", 4 + 2 * 16 + 4 * 4),
-    ]
 
 
 def test_transfers_to_the_host_are_found():

@@ -114,7 +114,7 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
         ),
         (
             "plan --config=configs/small.py --topology=v3-8",
-            "plan.prepare_to_plan",
+            "machines.prepare_to_plan",
             "pretrain.plan.plan",
         ),
         (

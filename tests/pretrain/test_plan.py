@@ -11,41 +11,36 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.pretrain import machines
 from cocondenser_jax.pretrain import plan as module
 from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits
 from cocondenser_jax.pretrain.experiment import resolve_without_store
+from cocondenser_jax.pretrain.machines import Machine
 from cocondenser_jax.pretrain.plan import (
     GIB,
     StepWork,
-    plan,
+    count_launches,
+    fit_gpu,
     plan_step,
     roofline,
     step_work,
 )
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
 from cocondenser_jax.representation import Dense, Representation
+from tests.pretrain.test_compiled import STEP
 from tests.world import step_of
 
 SPEC = BatchSpec(seed=0, batch_size=256, length=128)
 
 
-@pytest.fixture
-def prepared(monkeypatch):
-    """Sets what `prepare_to_plan` sets, for one test."""
-    pytest.importorskip("libtpu")
-    for name, value in module.LIBTPU_ALONE.items():
-        monkeypatch.setenv(name, value)
-
-
-def small_plan(tmp_path, *overrides):
+def small_plan(tmp_path, *overrides, topology="v3-8", compiler="libtpu"):
     """Plans through the command line, in a process where XLA's optimizations are not turned off."""
-    pytest.importorskip("libtpu")
+    pytest.importorskip(compiler)
     out = tmp_path / "plan.json"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    command = [sys.executable, "-m", "cocondenser_jax.cli", "plan", "--topology=v3-8"]
+    command = [sys.executable, "-m", "cocondenser_jax.cli", "plan", f"--topology={topology}"]
     command += ["--config=configs/quickstart.py", f"--json_out={out}", *overrides]
     subprocess.run(command, check=True, env=environment, capture_output=True)
     return dict(json.loads(out.read_text()))
@@ -59,8 +54,8 @@ def test_other_backbones_have_their_vocabulary_and_compile(tmp_path, model_type,
     network = f"--config.model.model_type={model_type}"
     planned = small_plan(tmp_path, network)
     assert planned["fits"] == "yes"
-    assert (planned["cores"], planned["spans per core"], planned["chunk size"]) == (8, 16, 16)
-    assert 0 < planned["memory, in all (GiB)"] < planned["memory of a core (GiB)"] == 16
+    assert (planned["devices"], planned["spans per device"], planned["chunk size"]) == (8, 16, 16)
+    assert 0 < planned["memory, in all (GiB)"] < planned["memory of a device (GiB)"] == 16
     words = 4 * vocabulary * 128 / GIB  # and the rest
     assert words < planned["memory, parameters (GiB)"] < words + 0.01
 
@@ -97,13 +92,79 @@ def test_the_vectors_that_are_gathered_are_those_of_all_sizes():
         assert work.vectors == 4 * 512 * n_numbers
 
 
+def test_a_step_is_compiled_for_gpus_that_are_not_here(tmp_path):
+    compiler = "jax_plugins.xla_cuda13"
+    planned = small_plan(
+        tmp_path, "--config.train.chunk_size=8", topology="h100-2", compiler=compiler
+    )
+    assert planned["fits"] == "yes"
+    assert (planned["devices"], planned["hosts"], planned["spans per device"]) == (2, 1, 64)
+    assert 0 < planned["memory, in all (GiB)"] < planned["memory that JAX takes of it (GiB)"]
+    assert planned["memory that JAX takes of it (GiB)"] == 0.75 * 79.1
+    assert planned["largest chunk size, by proportion"] == 64
+    chunks = [planned[f"launches per chunk, pass {i}"] for i in (1, 2)]
+    assert 2 * chunks[0] < chunks[1]  # the second goes there and back
+    assert 8 * sum(chunks) < planned["launches per step"] < 12 * sum(chunks)
+    # The gradients, and 128 vectors of 128 numbers with two whole numbers each, there and back.
+    exchanged = 1e6 * planned["collectives (MB)"]
+    expected = planned["memory, parameters (GiB)"] * GIB + 4 * 128 * (128 + 2 + 128)
+    assert exchanged == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.skipif(os.environ.get("PLAN_GPU") != "all", reason="make plan-gpu: BERT-base")
+@pytest.mark.parametrize("topology", ["h100-1", "h100-8", "l4-1", "rtx4090-1"])
+@pytest.mark.parametrize("stage", ["condenser", "cocondenser"])
+def test_the_papers_steps_are_compiled_for_gpus(tmp_path, stage, topology):
+    planned = small_plan(
+        tmp_path,
+        f"--config=configs/{stage}.py",
+        topology=topology,
+        compiler="jax_plugins.xla_cuda13",
+    )
+    assert planned["fits"] == "yes"
+    assert planned["memory, in all (GiB)"] < 9
+
+
+@pytest.mark.parametrize(
+    ("available", "fits", "largest"),
+    [
+        (10.0, "yes", 64),
+        (3.0, "yes", 16),
+        (2.9, "no: 3.00 GiB, and JAX takes 2.90", 8),
+        (1, "no", 0),
+    ],
+)
+def test_a_gpus_memory_decides_what_fits(available, fits, largest):
+    """A chunk of 16 takes 2 GiB of activations beside 1 GiB: 64 of the 64 spans take 8."""
+    memory = {"activations and temporaries": 2 * GIB, "in all": 3 * GIB}
+    found = fit_gpu(available, memory, SPEC, 64, 16)
+    assert found[0].startswith(fits)
+    assert found[1] == largest
+
+
+def test_chunks_of_copies_have_no_odd_size():
+    memory = {"activations and temporaries": 2 * GIB, "in all": 3 * GIB}
+    copies = SPEC._replace(example="copies", decoder_mask_probability=0.5)
+    assert fit_gpu(1.2, memory, SPEC, 64, 16)[1] == 1
+    assert fit_gpu(1.2, memory, copies, 64, 16)[1] == 0
+
+
+def test_launches_and_exchanges_are_counted():
+    assert count_launches(STEP) == {
+        "launches per step": 13,
+        "launches per chunk": 4,
+        "collectives per step": 1,
+        "collectives (MB)": 16 / 1e6,
+    }
+
+
 @pytest.mark.effect("plan --config", "plan --topology", "plan --json_out")
 def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
     def pretend(model_config, settings, spec, topology):
         return {"on": topology, "layers": model_config.num_hidden_layers}
 
     monkeypatch.setattr(module, "plan_step", pretend)
-    monkeypatch.setattr(module, "prepare_to_plan", lambda: None)  # this process goes on
+    monkeypatch.setattr(machines, "prepare_to_plan", lambda: None)  # this process goes on
     command = ["plan", "--config=configs/small.py", "--topology=v5e-8"]
     assert main([*command, f"--json_out={tmp_path}/plan.json"]) == 0
     assert json.loads((tmp_path / "plan.json").read_text()) == {"on": "v5e-8", "layers": 4}
@@ -114,7 +175,8 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
     compiled = SimpleNamespace(memory_analysis=lambda: analysis)
     devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
-    monkeypatch.setattr(module, "find_topology", lambda name: (TPUS["v3"], devices))
+    machine = Machine(devices, TPUS["v3"], gpu_memory=None, options={})
+    monkeypatch.setattr(module, "find_machine", lambda name: machine)
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
     model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
     settings = step_of(config, 6)
@@ -126,9 +188,9 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     moved = 4 * (3 * 32 * model.hidden_size + 2 * n_params)
     assert optimizer == pytest.approx(2 * params, rel=1e-3)  # and a counter
     expected = {
-        "cores": 8,
+        "devices": 8,
         "hosts": 2,
-        "spans per core": 4,
+        "spans per device": 4,
         "model TFLOP per step": planned["model GFLOP per span"] * 32 / 1e3,
         "memory, parameters (GiB)": params,
         "memory, batch and padding of the above (GiB)": 5 - params - optimizer,
@@ -136,45 +198,11 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
         "memory, activations and temporaries (GiB)": 2 - params,
         "memory, program (GiB)": 0.5,
         "memory, in all (GiB)": 5 + (4 - 3) + 2 + 0.5,
-        "memory of a core (GiB)": 16,
+        "memory of a device (GiB)": 16,
         "roofline, network (ms)": 1e3 * moved * 7 / 8 / 164e9,
         module.WHOLE_RUN: planned["roofline, step (ms)"] / 1e3 * 6 / 3600,
     }
     assert {name: planned[name] for name in expected} == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("topology", "n_cores", "n_hosts"),
-    [
-        ("v2-8", 8, 1),
-        ("v3-8", 8, 1),
-        ("v4-8", 4, 1),
-        ("v5e-8", 8, 1),
-        ("v5p-8", 4, 1),
-        ("v6e-8", 8, 1),
-        ("v3:4x4", 32, 4),
-        ("v5e:2x4", 8, 2),
-    ],
-)
-@pytest.mark.usefixtures("prepared")
-def test_a_core_is_what_jax_calls_a_device(topology, n_cores, n_hosts):
-    """A machine has one host, as it is rented; a slice has those that libtpu gives it."""
-    devices = module.find_topology(topology)[1]
-    assert len(devices) == n_cores
-    assert len({device.process_index for device in devices}) == n_hosts
-
-
-@pytest.mark.parametrize("topology", ["v9-8", "v3:7x9", "v3", "tpu"])
-@pytest.mark.usefixtures("prepared")
-def test_unknown_machines_are_refused(config, topology):
-    with pytest.raises(UserError, match=f"unknown topology '{topology}'.*expected one of v2-8"):
-        plan(config, topology)
-
-
-def test_without_libtpu_it_says_how_to_get_it(config, monkeypatch):
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install .*\[tpu\]"):
-        plan(config, "v3-8")
 
 
 def test_a_step_takes_what_its_slowest_parts_take():
@@ -205,40 +233,3 @@ def test_the_work_of_a_step_grows_with_its_chunks():
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
     alone = step_work(model, settings._replace(objective="condenser"), SPEC, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))
-
-
-def in_a_process(program, **environment):
-    """Returns what a program prints as JSON in a process where JAX and libtpu have no settings."""
-    names = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_")
-    others = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    command = [sys.executable, "-c", f"import json, os, jax\n{program}"]
-    return json.loads(subprocess.check_output(command, env=others | environment, text=True))
-
-
-def test_a_process_that_plans_leaves_tpus_and_the_network_alone():
-    program = """
-from cocondenser_jax.pretrain.plan import LIBTPU_ALONE, prepare_to_plan
-prepare_to_plan()
-values = {name: os.environ[name] for name in (*LIBTPU_ALONE, "LIBTPU_INIT_ARGS")}
-print(json.dumps(values | {"platforms": jax.config.jax_platforms}))
-"""
-    values = in_a_process(program, TPU_ACCELERATOR_TYPE="v2-8")
-    assert "stack_size" in values.pop("LIBTPU_INIT_ARGS")
-    assert values == {
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v2-8",  # the user's
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "platforms": "cpu",
-    }
-
-
-def test_finding_a_machine_changes_nothing_of_the_process():
-    pytest.importorskip("libtpu")
-    program = """
-from cocondenser_jax.pretrain.plan import find_topology
-before = dict(os.environ)
-find_topology("v3-8")
-print(json.dumps([dict(os.environ) == before, jax.config.jax_platforms]))
-"""
-    assert in_a_process(program, **module.LIBTPU_ALONE) == [True, None]

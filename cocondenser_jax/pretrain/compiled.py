@@ -1,0 +1,153 @@
+"""What the text of a compiled step says: its launches on a GPU, and what devices exchange.
+
+The text is that of XLA in jaxlib 0.10.2 (GPUs) and libtpu 0.0.42 (TPUs).
+"""
+
+import functools
+import math
+import re
+from typing import NamedTuple
+
+# Instructions that start no kernel: they name, group and order what others compute. An exchange is
+# launched where it starts.
+_NO_LAUNCH = {
+    "all-gather-done",
+    "all-reduce-done",
+    "bitcast",
+    "call",
+    "conditional",
+    "constant",
+    "get-tuple-element",
+    "parameter",
+    "partition-id",
+    "reduce-scatter-done",
+    "replica-id",
+    "tuple",
+    "while",
+}
+
+
+class Collective(NamedTuple):
+    """An exchange between devices."""
+
+    kind: str  # all-gather, all-reduce, ...
+    dtype: str  # of its largest array, in XLA's notation: f32, bf16
+    n_bytes: int  # of the larger of what it reads and what it gives
+
+
+class Launch(NamedTuple):
+    """A kernel, a library call, a copy or an exchange that a GPU is told to do."""
+
+    kind: str  # cuBLAS, Triton, fusion, copy, ...
+    name: str  # the place in the Python program, as JAX names it
+    arrays: list[tuple[str, tuple[int, ...]]]  # dtype and shape of what it writes
+    times: int  # a step
+
+
+class Launches(NamedTuple):
+    """What a step launches."""
+
+    step: list[Launch]
+    chunks: list[list[Launch]]  # those of a chunk, for each loop over chunks in order: its passes
+
+
+class _Instruction(NamedTuple):
+    result: str
+    operation: str
+    line: str
+
+
+def collectives(compiled_text: str) -> list[Collective]:
+    """Returns the collectives of a compiled program, from its text."""
+    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)"
+    exchanges = []
+    for result, kind, start in re.findall(pattern + r"(-start)?\(", compiled_text):
+        arrays = [(n_bytes(*array), array[0]) for array in arrays_of(result)]
+        sides = [arrays]
+        if start and kind in ("all-gather", "reduce-scatter"):  # it names what it reads, too
+            sides = [arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]]
+        size = max(sum(size for size, _ in side) for side in sides)
+        exchanges.append(Collective(kind, max(arrays)[1], size))
+    return exchanges
+
+
+def arrays_of(result: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns dtype and shape of each array in the type of an instruction."""
+    found = re.findall(r"(\w+)\[([\d,]*)\]", result)
+    return [(dtype, tuple(int(n) for n in shape.split(",") if n)) for dtype, shape in found]
+
+
+def n_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Returns the size of an array, whose dtype is in XLA's notation: f32, bf16, s32, pred."""
+    bits = int((re.findall(r"\d+", dtype) or [8])[0])
+    return bits * math.prod(shape) // 8
+
+
+def find_launches(compiled_text: str) -> Launches:
+    """Returns what a step launches on a GPU, from its compiled text.
+
+    The body of a loop counts as often as it runs, and of the branches of a conditional the one that
+    launches most: a chunk of the full length.
+    """
+    computations = _read_computations(compiled_text)
+
+    @functools.cache
+    def launches(name: str) -> list[Launch]:
+        found = []
+        for instruction in computations[name]:
+            inner = [launches(called) for called in _called(instruction)]
+            if inner:
+                times = _trip_count(instruction)
+                chosen = max(inner, key=n_launches)
+                found += [launch._replace(times=times * launch.times) for launch in chosen]
+            elif instruction.operation not in _NO_LAUNCH:
+                found.append(_launch(instruction))
+        return found
+
+    loops = [x for x in computations[""] if x.operation == "while"]
+    return Launches(launches(""), [launches(_called(loop)[0]) for loop in loops])
+
+
+def n_launches(launches: list[Launch]) -> int:
+    """Counts launches as often as they happen."""
+    return sum(launch.times for launch in launches)
+
+
+def _read_computations(compiled_text: str) -> dict[str, list[_Instruction]]:
+    """Returns the instructions of each computation by its name, the program's by an empty one."""
+    computations: dict[str, list[_Instruction]] = {}
+    pattern = re.compile(r"\s+(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
+    instructions: list[_Instruction] = []
+    for line in compiled_text.splitlines():
+        if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
+            instructions = computations["" if header[1] else header[2]] = []
+        elif match := pattern.match(line):
+            instructions.append(_Instruction(match[1], match[2], line))
+    return computations
+
+
+def _called(instruction: _Instruction) -> list[str]:
+    """Returns the computations of which an instruction runs one, on its own launches."""
+    keys = {"while": "body", "call": "to_apply", "conditional": "(?:true|false)_computation"}
+    if instruction.operation not in keys:
+        return []
+    if branches := re.search(r"branch_computations=\{([^}]*)\}", instruction.line):
+        return re.findall(r"%([^\s,]+)", branches[1])
+    return re.findall(rf"{keys[instruction.operation]}=%([^\s,)]+)", instruction.line)
+
+
+def _trip_count(instruction: _Instruction) -> int:
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', instruction.line)
+    return int(known[1]) if known else 1
+
+
+def _launch(instruction: _Instruction) -> Launch:
+    name = re.search(r'op_name="([^"]*)"', instruction.line)
+    kind = instruction.operation.removesuffix("-start")
+    arrays = arrays_of(instruction.result)
+    if kind == "custom-call" and "cublas" in instruction.line:
+        kind = "cuBLAS"
+        arrays = [array for array in arrays if array[0] != "s8"]  # its workspace
+    elif kind == "fusion" and '"kind":"__triton"' in instruction.line:
+        kind = "Triton"
+    return Launch(kind, name[1] if name else "", arrays, times=1)

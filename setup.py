@@ -107,6 +107,8 @@ setup(
         "all": [*PRETRAIN, *RETRIEVAL, *LORA, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
+        # To compile for GPUs that are not here: `cuda` without the libraries that compute (3 GB).
+        "plan-gpu": [*PRETRAIN, "jax[cuda13-local]", "nvidia-cuda-nvcc>=13"],
         "test": [
             "beartype",
             "hypothesis",

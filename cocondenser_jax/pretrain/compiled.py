@@ -87,7 +87,7 @@ def find_launches(compiled_text: str) -> Launches:
     """Returns what a step launches on a GPU, from its compiled text.
 
     The body of a loop counts as often as it runs, and of the branches of a conditional the one that
-    launches most: a chunk of the full length.
+    writes most: a chunk of the full length.
     """
     computations = _read_computations(compiled_text)
 
@@ -98,7 +98,7 @@ def find_launches(compiled_text: str) -> Launches:
             inner = [launches(called) for called in _called(instruction)]
             if inner:
                 times = _trip_count(instruction)
-                chosen = max(inner, key=n_launches)
+                chosen = max(inner, key=written_bytes)
                 found += [launch._replace(times=times * launch.times) for launch in chosen]
             elif instruction.operation not in _NO_LAUNCH:
                 found.append(_launch(instruction))
@@ -106,6 +106,11 @@ def find_launches(compiled_text: str) -> Launches:
 
     loops = [x for x in computations[""] if x.operation == "while"]
     return Launches(launches(""), [launches(_called(loop)[0]) for loop in loops])
+
+
+def written_bytes(launches: list[Launch]) -> int:
+    """Returns the bytes that launches write."""
+    return sum(n_bytes(*array) * launch.times for launch in launches for array in launch.arrays)
 
 
 def n_launches(launches: list[Launch]) -> int:

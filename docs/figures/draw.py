@@ -292,7 +292,7 @@ def plan() -> str:
     machines = next(row[1:] for row in rows if row[1:2] == ["v2-8"])
     hours = [float(cell) for cell in table["roofline, whole run (hours)"]]
     needed = [float(cell) for cell in table["memory, in all (GiB)"]]
-    there = [float(cell) for cell in table["memory of a core (GiB)"]]
+    there = [float(cell) for cell in table["memory of a device (GiB)"]]
     title = "The paper's stage 2 on each generation of TPU, as plan compiles it"
     shapes = [
         text(20, 28, title, size=16, at="start"),

@@ -1,0 +1,120 @@
+"""A training step compiled for a GPU: what it launches, and what that writes.
+
+python -m benchmarks.launches --config=configs/cocondenser.py --topology=h100-1 \
+  [--attention] [--config.KEY=VALUE ...]
+
+A line for each kind of launch of a step, and one for each pass over a chunk of the full length:
+its launches, the gigabytes that they write, and those of them that are attention's square arrays
+(scores, weights, dropout masks and their gradients). With --attention, a layer's attention is
+compiled instead, ours and `jax.nn.dot_product_attention`, without dropout, on one GPU.
+"""
+
+import argparse
+import functools
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.encoder import float32_product
+from cocondenser_jax.pretrain.compiled import Launch, find_launches, n_launches, written_bytes
+from cocondenser_jax.pretrain.devices import compile_step
+from cocondenser_jax.pretrain.machines import Machine, find_machine, prepare_to_plan
+from cocondenser_jax.pretrain.plan import resolve_to_plan
+from cocondenser_jax.settings import load_config
+
+
+def main() -> None:
+    """Compiles the step of an experiment, or an attention, and prints what is launched."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="configs/cocondenser.py")
+    parser.add_argument("--topology", default="h100-1")
+    parser.add_argument("--attention", action="store_true", help="of one layer, ours and JAX's")
+    arguments, overrides = parser.parse_known_args()
+    config = load_config(arguments.config, overrides, complete=False)
+    prepare_to_plan()
+    experiment = resolve_to_plan(config)
+    model_config = ModelConfig(**experiment.network)
+    machine, spec = find_machine(arguments.topology), experiment.batches
+    if arguments.attention:
+        n_spans = experiment.step.loss.chunk_size or spec.n_rows
+        for line in compare_attention(model_config, machine, n_spans, spec.length):
+            print(line)
+        return
+    program = compile_step(model_config, experiment.step, spec, machine.devices, machine.options)
+    for line in describe_launches(program.as_text() or "", spec.length):
+        print(line)
+
+
+def describe_launches(compiled_text: str, length: int) -> list[str]:
+    """Returns a line for each kind of launch of a step, and one for each pass over a chunk."""
+    step, chunks = find_launches(compiled_text)
+    kinds: Counter[str] = Counter()
+    for launch in step:
+        kinds[launch.kind] += launch.times
+    lines = [f"{kind}: {n:,}" for kind, n in kinds.most_common()]
+    for i, chunk in enumerate(chunks):
+        lines.append(f"a chunk in pass {i + 1}: {describe(chunk, length)}")
+    return lines
+
+
+def describe(launches: list[Launch], length: int) -> str:
+    """Returns how many launches there are, what they write, and how much of it is square."""
+    squares = [
+        launch._replace(arrays=[x for x in launch.arrays if x[1][-2:] == (length, length)])
+        for launch in launches
+    ]
+    written, scores = written_bytes(launches) / 1e9, written_bytes(squares) / 1e9
+    n = n_launches(launches)
+    return f"{n:,} launches, {written:.3f} GB written, {scores:.3f} GB of them attention's squares"
+
+
+def compare_attention(
+    config: ModelConfig, machine: Machine, n_spans: int, length: int
+) -> list[str]:
+    """Returns what attention and its gradient launch in our network, and in JAX's function."""
+    n_heads = config.num_attention_heads
+    size = config.hidden_size // n_heads
+    mask_BxL = jax.ShapeDtypeStruct((n_spans, length), jnp.bool_)
+    layouts = {
+        "ours": (_ours, (n_spans, n_heads, size, length)),
+        "JAX's": (_theirs, (n_spans, length, n_heads, size)),
+    }
+    lines = []
+    for name, (attend, shape) in layouts.items():
+        array = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+        def loss(arrays: Any, mask_BxL: jax.Array, attend: Any = attend) -> jax.Array:
+            return jnp.sum(attend(*arrays, mask_BxL).astype(jnp.float32) ** 2)
+
+        place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+        gradient = jax.jit(jax.grad(loss), in_shardings=place, out_shardings=place)
+        program = gradient.lower([array] * 3, mask_BxL).compile(machine.options)
+        launches = find_launches(program.as_text() or "").step
+        lines.append(f"{name}: {describe(launches, length)}")
+    return lines
+
+
+def _ours(
+    query_BxNxHxL: jax.Array, key_BxNxHxL: jax.Array, value_BxNxHxL: jax.Array, mask_BxL: jax.Array
+) -> jax.Array:
+    """As `TransformerLayer._attend` has it between its linear maps."""
+    query_BxNxHxL = query_BxNxHxL / jnp.sqrt(query_BxNxHxL.shape[2]).astype(query_BxNxHxL.dtype)
+    scores_BxNxLxL = float32_product("bnhq,bnhl->bnql", query_BxNxHxL, key_BxNxHxL)
+    least = jnp.finfo(jnp.float32).min
+    scores_BxNxLxL = jnp.where(mask_BxL[:, None, None], scores_BxNxLxL, least)
+    weights_BxNxLxL = jax.nn.softmax(scores_BxNxLxL, axis=-1).astype(query_BxNxHxL.dtype)
+    return jnp.einsum("bnql,bnhl->bnhq", weights_BxNxLxL, value_BxNxHxL)
+
+
+def _theirs(
+    query_BxLxNxH: jax.Array, key_BxLxNxH: jax.Array, value_BxLxNxH: jax.Array, mask_BxL: jax.Array
+) -> jax.Array:
+    attend = functools.partial(jax.nn.dot_product_attention, implementation="xla")
+    return attend(query_BxLxNxH, key_BxLxNxH, value_BxLxNxH, mask=mask_BxL[:, None, None])
+
+
+if __name__ == "__main__":
+    main()

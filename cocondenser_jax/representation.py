@@ -38,7 +38,7 @@ class Representation(NamedTuple):
 
     pooling: str = "cls"  # of POOLINGS: the last layer at [CLS], or its mean over all tokens
     dense: tuple[Dense, ...] = ()
-    normalized: bool = False  # whether a module scales vectors to length 1
+    normalized: bool = False  # whether the last module scales vectors to length 1
     similarity: Similarity = "dot"
     scale: float = 0.0  # of scores in a contrastive loss; 0: see `score_scale`
     # How many numbers of a vector are used, the largest first; (): all. The first is what a vector
@@ -46,6 +46,7 @@ class Representation(NamedTuple):
     # vectors that are cut further count as much (Kusupati et al., arXiv 2205.13147); no folder
     # names those.
     sizes: tuple[int, ...] = ()
+    scaled_before_dense: bool = False  # whether what the first dense layer reads has length 1
     prompts: tuple[tuple[str, str], ...] = ()  # kind of text, and what is put before such texts
     # The name of the prompt of texts that are neither queries nor passages; None: they have none.
     default_prompt: str | None = None
@@ -197,6 +198,7 @@ def from_json(values: Mapping[str, Any]) -> Representation:
         raise ValueError(f"{values!r} is no representation") from error
     if not (
         isinstance(made.pooling, str)
+        and isinstance(made.scaled_before_dense, bool)
         and isinstance(made.normalized, bool)
         and made.similarity in get_args(Similarity)
         and isinstance(made.scale, float)

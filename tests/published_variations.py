@@ -157,7 +157,19 @@ MODULES = {
         refused("use_residual"),
     ),
     "Normalize before Dense": Case(
-        _RAW._replace(modules=(MEAN, UNIT, dense(16, TANH))), refused("Normalize, Dense")
+        _RAW._replace(modules=(MEAN, UNIT, dense(16, TANH))),
+        Expected(adapt="torch"),
+    ),
+    "Normalize before and after Dense, inner products": Case(
+        _RAW._replace(
+            modules=(MEAN, UNIT, dense(16, TANH), UNIT),
+            settings={**OF_2_7, "similarity_fn_name": "dot"},
+        ),
+        Expected(adapt="torch"),
+    ),
+    "Normalize between Dense": Case(
+        _RAW._replace(modules=(MEAN, dense(48, TANH), UNIT, dense(16, TANH, 48))),
+        refused("Dense, Normalize, Dense"),
     ),
     "largest": Case(
         _RAW._replace(modules=(pooling("max"),)), Expected(EXACT, _NOT_IN_FLAX, "torch")

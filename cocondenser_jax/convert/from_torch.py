@@ -140,6 +140,9 @@ def _trained_representation(folder: Path, hint: str) -> Representation:
             )
     if published.pooling not in POOLINGS:
         raise UnsupportedError(folder, f"pools by {published.pooling}; expected cls or mean", hint)
+    if published.scaled_before_dense:
+        reason = "scales vectors before a dense layer, which the Flax network does not"
+        raise UnsupportedError(folder, reason, hint)
     return published
 
 

@@ -142,9 +142,8 @@ def _apply(representation: Representation, model: SentenceTransformer, folder: P
             layer.pooling_mode = representation.pooling
             layer.pooling_output_dimension = layer.embedding_dimension
         if isinstance(layer, torch.nn.Sequential) and not representation.is_cosine:
-            for name, child in [*layer.named_children()]:
-                if isinstance(child, Normalize):
-                    delattr(layer, name)
+            while _ends_normalized(layer):
+                del layer[-1]
     if representation.is_cosine and not is_normalized(model):
         model.append(Normalize())
     model.similarity_fn_name = representation.similarity
@@ -294,8 +293,13 @@ def pooled_size(model: SentenceTransformer) -> int:
 
 
 def is_normalized(model: SentenceTransformer) -> bool:
-    """Returns whether a module scales vectors to length 1, as it must where scores are cosines."""
-    return any(isinstance(layer, Normalize) for layer in model.modules())
+    """Returns whether vectors are scaled to length 1 at last, as they must be for cosines."""
+    parts = [layer for layer in model.modules() if isinstance(layer, torch.nn.Sequential)]
+    return any(map(_ends_normalized, parts))
+
+
+def _ends_normalized(modules: torch.nn.Sequential) -> bool:
+    return len(modules) > 0 and isinstance(modules[-1], Normalize)
 
 
 def passage_tokens(model: SentenceTransformer) -> int | None:

@@ -116,24 +116,28 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
         return published._replace(pooling="lasttoken" if generates else "mean")
     layers = _kinds_and_paths(modules)
     kinds = [kind for kind, _ in layers]
-    dense = ["Dense"] * kinds.count("Dense")
-    normalize = ["Normalize"] * kinds.count("Normalize")
-    if kinds != ["Transformer", "Pooling", *dense, *normalize]:
+    before, dense, after = (len(part) for part in _around_dense(kinds[2:]))
+    expected = ["Normalize"] * before + ["Dense"] * dense + ["Normalize"] * after
+    if kinds != ["Transformer", "Pooling", *expected]:
         raise ValueError(
             f"makes its vectors by {', '.join(kinds) or 'no modules'};"
             " expected Transformer, Pooling, perhaps Dense and perhaps Normalize"
         )
-    names = [_join(path, "config.json") for _, path in layers[1 : 2 + len(dense)]]
+    configs = {
+        kind: [_join(path, "config.json") for of, path in layers if of == kind]
+        for kind in _CONFIGURED
+    }
+    names = [*configs["Pooling"], *configs["Dense"]]
     pooling, *projections = (_mapping(files.get(name), name) for name in names)
-    for _, path in layers[2 + len(dense) :]:  # releases before 6 wrote no file there
-        name = _join(path, "config.json")
+    for name in configs["Normalize"]:  # releases before 6 wrote no file there
         _require_usual("Normalize", _mapping(files.get(name, {}), name))
     name, network = _transformer(files, layers[0][1])
     limit = _token_limit(files.get(_join(layers[0][1], _TOKENIZER), {}))
     return published._replace(
         pooling=_pooling(pooling),
+        scaled_before_dense=before > 0,
         dense=tuple(_dense(config) for config in projections),
-        normalized=bool(normalize),
+        normalized=after > 0,
         include_prompt=bool(pooling.get("include_prompt", True)),
         max_length=_whole(network, "max_seq_length", name) or limit,
         query_length=_whole(network, "query_length", name),
@@ -240,10 +244,11 @@ def resolved_files(
     if modules is None:
         modules = _modules(["Transformer", "Pooling"], ["", "1_Pooling"])
     layers = list(zip(modules, _kinds_and_paths(modules), strict=True))
+    if not representation.normalized:
+        *parts, _ = _around_dense([kind for _, (kind, _) in layers])
+        layers = layers[: sum(map(len, parts))]
     kept = [
-        {**module, "path": ""} if kind == "Transformer" else module
-        for module, (kind, _) in layers
-        if representation.normalized or kind != "Normalize"
+        {**module, "path": ""} if kind == "Transformer" else module for module, (kind, _) in layers
     ]
     (pooling_file,) = (
         _join(path, "config.json") for _, (kind, path) in layers if kind == "Pooling"
@@ -271,6 +276,17 @@ def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
+
+
+def _around_dense(kinds: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Splits the kinds of modules into those before Dense layers, these, and what scales after.
+
+    Without a Dense layer, all that scales comes after.
+    """
+    n_after = next((i for i, kind in enumerate(reversed(kinds)) if kind != "Normalize"), len(kinds))
+    end = len(kinds) - n_after
+    start = kinds.index("Dense") if "Dense" in kinds[:end] else end
+    return kinds[:start], kinds[start:end], kinds[end:]
 
 
 def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:

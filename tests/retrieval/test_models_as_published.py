@@ -69,6 +69,19 @@ def test_inner_products_are_the_scores_of_the_library(as_published, says, layers
         np.testing.assert_allclose(vectors, model.encode_document(TEXTS), atol=1e-6)
 
 
+def test_inner_products_leave_out_the_last_scaling_alone(as_published):
+    """What a dense layer reads is a part of the vector; the length of the vector is not."""
+    torch.manual_seed(0)
+    layers = [Normalize(), Dense(32, 12), Normalize()]
+    folder = as_published(SILENT, *layers)
+    model = models.load_retriever(folder, given=Given(similarity="dot"))
+    library = SentenceTransformer(str(folder))
+    expected = torch.nn.Sequential(*[*library][:-1])(library.preprocess(TEXTS))
+    vectors = expected["sentence_embedding"].detach()
+    np.testing.assert_allclose(model.encode_document(TEXTS), vectors, rtol=0, atol=1e-6)
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.01
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_16_bits_are_computed_with_in_float32(as_published, dtype):
     folder = as_published(SILENT, Normalize(), dtype=dtype)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from experiments.data import MINILM, collection
+from experiments.data import MINILM, MPNET, collection
 from papers import commands
 from papers.commands import Settings
 from papers.steps import Step, within
@@ -33,12 +33,59 @@ def _adapted(data: str, length: int = 128, seed: int = 0) -> Step:
     return Step(out, [command], needs=[MINILM, collection(data)], done="test/results.json")
 
 
+def _compared(data: str) -> Step:
+    """The folder of `compare`: the model and all-mpnet-base-v2 as published."""
+    folder = collection(data)
+    out = f"$WORK/compared/{data}"
+    command = commands.words(
+        "cocondenser compare",
+        f"--data={folder.out}",
+        f"--model={MINILM.out}",
+        f"--model={MPNET.out}",
+        f"--workdir={out}",
+    )
+    return Step(out, [command], needs=[MINILM, MPNET, folder], done="results.json")
+
+
 # ---- what ranks ----
 
 
 def run(data: str, ranking: str, length: int = 128, seed: int = 0) -> Ranked:
     """A run that the test of `adapt` has made, such as bm25 or models/published/dense."""
     return Ranked(within(_adapted(data, length, seed), f"test/{ranking}.trec"), collection(data))
+
+
+def compared(data: str, ranking: str) -> Ranked:
+    """A run that `compare` has made of the model and another, such as models/mpnet/dense."""
+    return Ranked(within(_compared(data), f"{ranking}.trec"), collection(data))
+
+
+def both(data: str, fused: bool = False) -> Ranked:
+    """The run of the sum of both models' scores, perhaps fused with that of BM25."""
+    folder = _compared(data).out
+    out = f"{folder}.both.trec"
+    runs = [f"--run={folder}/models/{name}/dense.trec" for name in ("minilm", "mpnet")]
+    command = commands.words("cocondenser fuse", *runs, "--method=min_max", f"--run_out={out}")
+    dense = Step(out, [command], needs=[_compared(data)])
+    bm25 = within(_compared(data), "bm25.trec")
+    return Ranked(_fused(dense, bm25) if fused else dense, collection(data))
+
+
+def mapped(data: str, fused: bool = False, taught: bool = False) -> Ranked:
+    """The run of the model with its vectors centered, or mapped as all-mpnet-base-v2 teaches."""
+    compared = _compared(data)
+    vectors = f"{compared.out}/models/{{}}/embeddings".format
+    out = f"$WORK/adapt/{data}-{'taught' if taught else 'centered'}"
+    teacher = [f"--teacher={MPNET.out}", f"--teacher_embeddings={vectors('mpnet')}"]
+    command = commands.words(
+        "python -m experiments.vector_map",
+        f"--model={MINILM.out}",
+        f"--embeddings={vectors('minilm')}",
+        *(teacher if taught else []),
+        f"--out={out}",
+    )
+    model = Step(out, [command], needs=[MINILM, MPNET, compared])
+    return _run_of(model, data, within(compared, "bm25.trec") if fused else None)
 
 
 def alternative(data: str, method: str, fused: bool = False) -> Ranked:
@@ -52,7 +99,9 @@ def alternative(data: str, method: str, fused: bool = False) -> Ranked:
         f"--core_minutes={CORE_MINUTES}",
         f"--out={out}",
     )
-    return _run_of(Step(out, [command], needs=[MINILM, folder]), data, fused)
+    return _run_of(
+        Step(out, [command], needs=[MINILM, folder]), data, _bm25(data) if fused else None
+    )
 
 
 def pretrained(data: str, method: str, steps: int, fused: bool = False) -> Ranked:
@@ -67,10 +116,15 @@ def pretrained(data: str, method: str, steps: int, fused: bool = False) -> Ranke
         "train.steps": steps,
     }
     model = Step(out, commands.pretrain("configs/adapt.py", out, settings), needs=[MINILM, spans])
-    return _run_of(model, data, fused)
+    return _run_of(model, data, _bm25(data) if fused else None)
 
 
-def _run_of(model: Step, data: str, fused: bool) -> Ranked:
+def _bm25(data: str, seed: int = 0) -> Step:
+    return within(_adapted(data, seed=seed), "test/bm25.trec")
+
+
+def _run_of(model: Step, data: str, bm25: Step | None) -> Ranked:
+    """The run of a model, fused with that of BM25 if one is named."""
     folder = collection(data)
     out = f"{model.out}.trec"
     embeddings = f"{out}.embeddings"
@@ -78,7 +132,7 @@ def _run_of(model: Step, data: str, fused: bool) -> Ranked:
     flags = "--split=test", "--depth=100"
     retrieve = commands.retrieve(embeddings, model.out, folder.out, out, *flags)
     dense = Step(out, [encode, retrieve], needs=[model, folder])
-    return Ranked(_fused(dense, _adapted(data)) if fused else dense, folder)
+    return Ranked(_fused(dense, bm25) if bm25 else dense, folder)
 
 
 def labeled(
@@ -108,20 +162,20 @@ def labeled(
     flags = "--split=test", "--depth=100"
     retrieve = commands.retrieve(embeddings, retriever, folder.out, out, *flags)
     dense = Step(out, [encode, retrieve], needs=[trained, folder])
-    return Ranked(_fused(dense, start) if fused else dense, folder)
+    return Ranked(_fused(dense, _bm25(data, seed)) if fused else dense, folder)
 
 
-def _fused(run: Step, adapted: Step) -> Step:
+def _fused(run: Step, bm25: Step) -> Step:
     """A run fused with that of BM25, as `adapt` fuses."""
     out = f"{run.out}.fused.trec"
     command = commands.words(
         "cocondenser fuse",
-        f"--run={adapted.out}/test/bm25.trec",
+        f"--run={bm25.out}",
         f"--run={run.out}",
         "--method=min_max",
         f"--run_out={out}",
     )
-    return Step(out, [command], needs=[run, adapted])
+    return Step(out, [command], needs=[run, bm25])
 
 
 # ---- how it is measured ----

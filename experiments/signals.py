@@ -40,7 +40,7 @@ from cocondenser_jax.corpus.pairs import split_crops, split_sentence
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart.agreement import N_WORDS, agreement, decode_spans, fused_ranking
+from cocondenser_jax.quickstart.agreement import agreement, decode_spans, fused_ranking
 from cocondenser_jax.quickstart.comparison import FUSION
 from cocondenser_jax.quickstart.verdict import decide
 from cocondenser_jax.retrieval.bm25 import bm25_run
@@ -48,6 +48,7 @@ from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
 from cocondenser_jax.retrieval.search import search_vectors
 from cocondenser_jax.storage.files import write_json
+from experiments.pseudo_queries import rarest_words, words_in_a_row
 
 ALPHAS = (1.0, 0.5)  # how much of the change of the weights is kept
 N_OTHERS = 1_500  # passages beside those judged relevant
@@ -90,7 +91,7 @@ def held_out_tests(store: TokenStore, others: Sequence[str], seed: int = 0) -> d
     pairs = {
         kind: np.reshape(decode_spans(store, parts), (-1, 2)) for kind, parts in halves.items()
     }
-    pairs["words"] = np.array([[_words(text, rng), text] for text in wholes])
+    pairs["words"] = np.array([[words_in_a_row(text, rng), text] for text in wholes])
     parts = pairs["crops"].tolist()
     pairs["keywords"] = np.array([[rarest_words(left, counts), right] for left, right in parts])
     return {kind: _test(names, of_kind) for kind, of_kind in pairs.items()}
@@ -101,19 +102,6 @@ def _test(names: Sequence[str], pairs: np.ndarray) -> Test:
     rows = [(name, *pair) for name, pair in zip(names, pairs.tolist(), strict=True) if all(pair)]
     queries = {name: query for name, query, _ in rows}
     return Test(queries, {name: text for name, _, text in rows}, {q: {q: 1} for q in queries})
-
-
-def rarest_words(text: str, counts: Mapping[str, int], n: int = N_WORDS) -> str:
-    """Returns the different words of a text that the fewest texts have, in their order."""
-    words = list(dict.fromkeys(word for word in text.split() if word.isalpha()))
-    rarest = sorted(words, key=lambda word: counts[word])[:n]
-    return " ".join(word for word in words if word in rarest)
-
-
-def _words(text: str, rng: np.random.Generator) -> str:
-    words = text.split()
-    first = rng.integers(max(len(words) - N_WORDS, 0) + 1)
-    return " ".join(words[first : first + N_WORDS])
 
 
 def judged_test(data: Path) -> tuple[Test, dict[str, str]]:

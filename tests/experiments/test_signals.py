@@ -36,6 +36,9 @@ class Bag:
 
     encode_query = encode_document
 
+    def get_embedding_dimension(self):
+        return 32
+
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory):
@@ -122,11 +125,6 @@ def test_a_query_and_its_passage_are_parts_of_a_span(collection):
     for kind in ("words", "keywords"):
         assert all(len(text.split()) <= 6 for text in tests[kind].queries.values())
     assert all(text in tests["words"].own[q] for q, text in tests["words"].queries.items())
-
-
-def test_rare_words_are_those_that_the_fewest_texts_have():
-    counts = {"the": 9, "cat": 2, "sat": 3, "mat": 1, ".": 1}
-    assert signals.rarest_words("the cat sat . the cat mat", counts, n=2) == "cat mat"
 
 
 def test_verdicts_are_counted_against_the_judgments(tmp_path, capsys):

@@ -297,7 +297,7 @@ def plan() -> str:
     shapes = [
         text(20, 28, title, size=16, at="start"),
         text(90, 62, "whole run: hours at least", size=13, at="start"),
-        text(480, 62, "memory of a core: needed of available (GiB)", size=13, at="start"),
+        text(480, 62, "memory of a device: needed of available (GiB)", size=13, at="start"),
     ]
     for i, name in enumerate(machines):
         y = 76 + 30 * i

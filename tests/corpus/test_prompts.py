@@ -87,6 +87,20 @@ def test_a_word_that_cannot_be_read_back_stays_as_it_is(tokenizer):
     assert joined.starts_NxL[0, len(prompt)] == STARTS_SENTENCE
 
 
+def test_a_word_that_was_cut_within_a_character_stays_as_it_is(tokenizers):
+    """Its bytes spell another character, whose tokens are others."""
+    (byte_level,) = [each for each in tokenizers.values() if each.kind == "roberta"]
+    texts = read(byte_level, ["検"])
+    (whole,) = texts.n_tokens_N
+    assert whole > 1
+    texts.n_tokens_N[0] = whole - 1
+    texts.ids_NxL[0, whole - 1] = 0
+    joined = put_before("query", texts, byte_level)
+    prompt = ids_of(byte_level, "query")
+    found = joined.ids_NxL[0, : joined.n_tokens_N[0]].tolist()
+    assert found == [*prompt, *texts.ids_NxL[0, : whole - 1].tolist()]
+
+
 def test_what_does_not_fit_is_cut_after_a_whole_word(tokenizer):
     texts = read(tokenizer, [" ".join(["value"] * 100), "v" * 90])
     texts = Texts(*(x[:, :30] if x.ndim == 2 else np.minimum(x, 30) for x in texts))

@@ -59,6 +59,20 @@ def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
     require_same_tokens(folder, tokenizer, reader_of_folder(folder), [prompt])
 
 
+def test_tokens_behind_every_prompt_are_compared(write):
+    folder = write("WordPiece")
+    tokenizer, read = load_tokenizer(str(folder)), reader_of_folder(folder)
+    prompts = ["", "query: ", "passage: "]
+    require_same_tokens(folder, tokenizer, read, prompts)
+    for prompt in prompts[1:]:
+
+        def without(text, prompt=prompt):
+            return read(text.removeprefix(prompt))
+
+        with pytest.raises(UserError, match=f"reads '{prompt}A Bad Café' as "):
+            require_same_tokens(folder, tokenizer, without, prompts)
+
+
 def test_texts_are_cut_where_the_search_cuts_them(write):
     folder = write("WordPiece")
     tokenizer, library = load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)

@@ -137,6 +137,18 @@ def test_other_settings_than_the_defaults_arrive_in_pytorch(train, monkeypatch):
         assert network.lora_rank == settings.trainer.record["lora_rank"] == rank
 
 
+@pytest.mark.parametrize("name", ["jax", "torch"])
+def test_texts_are_compared_behind_both_prompts(start, monkeypatch, name):
+    seen = []
+    monkeypatch.setattr(backends, "require_same_tokens", lambda *given: seen.append(given))
+    backend, reading = backends.open_model(start, name)
+    backends.require_same_reading(backend, reading, start, load_retriever(start))
+    ((_, tokenizer, _, prompts, longest),) = seen
+    assert tokenizer is reading.tokenizer
+    assert prompts == ["", "ab: ", "cd ef: "]
+    assert longest == reading.longest_text == 64
+
+
 def test_a_tokenizer_that_jax_does_not_know_is_for_pytorch(model_folder, monkeypatch):
     backend, _ = backends.open_model(model_folder)
     assert backend.name == "jax"

@@ -23,6 +23,7 @@ def test_vectors_that_are_apart_by_more_than_rounding_are_refused(
 
     def encode(ids_BxL, mask_BxL):
         assert mask_BxL.any(axis=1).all()
+        assert ids_BxL.shape == (len(TEXTS), 64)  # the longest text is as long as the model reads
         assert (np.diff(mask_BxL.astype(int), axis=1) <= 0).all()  # padded at the end
         features = {"input_ids": torch.tensor(ids_BxL), "attention_mask": torch.tensor(mask_BxL)}
         with torch.inference_mode():

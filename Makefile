@@ -14,7 +14,7 @@
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
 # make published   three real models as PyPI has them, beside sentence-transformers (make published DATA=FOLDER searches SciFact)
 # make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
-# make reproduce    run the commands of every row of papers/ and experiments/ on tiny data (20 minutes)
+# make reproduce    run the commands of every row of papers/ and experiments/, and of docs/repeat_the_papers.md, on tiny data (20 minutes)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
 # make mutants      put faults into the package: do its tests notice? (make mutants PER_MODULE=80 for more)
 PYTHON ?= python3
@@ -114,7 +114,8 @@ soak: .venv/tools
 	$(BIN)/python -m benchmarks.results
 
 reproduce: .venv/tools
-	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/papers/test_reproduce.py tests/experiments/test_reproduce.py
+	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/papers/test_reproduce.py \
+	  tests/papers/test_repeat.py tests/experiments/test_reproduce.py
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \

@@ -32,6 +32,7 @@ SECTIONS = {
         "adapt": "docs/adapt.md",
         "own_corpus": "docs/own_corpus.md",
         "fine_tuning": "docs/fine_tuning.md",
+        "repeat_the_papers": "docs/repeat_the_papers.md",
         "tpu_vm": "tpu_scripts/README.md",
         "tpu_notebook": "examples/pretrain_on_a_tpu.ipynb",
         "probe": "docs/probe.md",

@@ -84,7 +84,8 @@ def mapped(data: str, fused: bool = False, taught: bool = False) -> Ranked:
         *(teacher if taught else []),
         f"--out={out}",
     )
-    model = Step(out, [command], needs=[MINILM, MPNET, compared])
+    needs = [MINILM, compared, *([MPNET] if taught else [])]
+    model = Step(out, [command], needs=needs)
     return _run_of(model, data, within(compared, "bm25.trec") if fused else None)
 
 

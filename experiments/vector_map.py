@@ -167,15 +167,22 @@ def _score_by(
     return Vectors(queries_QxD, _vectors(passages), scale)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--teacher", type=Path)
     parser.add_argument("--teacher_embeddings", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line."""
+    given = make_parser().parse_args(arguments)
     teacher = (given.teacher, given.teacher_embeddings) if given.teacher else None
     map_vectors(given.model, given.embeddings, given.out, teacher)
 

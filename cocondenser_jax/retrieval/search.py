@@ -19,11 +19,7 @@ from tqdm import tqdm, trange
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import is_same_text, warn_of_own_results
-from cocondenser_jax.collection.trec import (
-    Results,
-    Run,
-    write_results,
-)
+from cocondenser_jax.collection.trec import Results, Run, require_any, write_results
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
@@ -211,7 +207,8 @@ def retrieve(
     and the seconds that encoding the queries and searching took.
     """
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
-    write_results(run_out, _checked(results, index, queries, run_out))
+    results = require_any(_warned(results, index, queries), run_out)
+    write_results(run_out, results)
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value
@@ -267,16 +264,12 @@ def _search(
     return results, seconds
 
 
-def _checked(results: Results, index: Index, queries: Mapping[str, str], run_out: Path) -> Results:
-    """Yields results; raises a UserError after the last, unless a query has one."""
-    has_results = False
+def _warned(results: Results, index: Index, queries: Mapping[str, str]) -> Results:
+    """Yields results, and logs after the last how many queries find themselves."""
     found_itself: Run = {}
     for query, scores in results:
-        has_results = has_results or bool(scores)
         found_itself[query] = {query: scores[query]} if query in scores else {}
         yield query, scores
-    if not has_results:
-        raise UserError(f"{run_out} is not written: none of {len(queries)} queries has a result")
     warn_of_own_results(found_itself, _own_passages(index, found_itself, queries))
 
 

@@ -13,6 +13,7 @@ from tests.papers.tiny_data import write_data, write_quickstart_models
 ROWS_OF_EACH_KIND = [
     ("proof/adapt-scifact", "adapted"),
     ("proof/adapt-docstrings", "SimCSE"),
+    ("questions/med", "taught + BM25"),
     ("proof/scratch", "none-100"),
 ]
 EVERY_ROW = os.environ.get("REPRODUCE") == "all"

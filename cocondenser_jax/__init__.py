@@ -25,7 +25,7 @@ _MODULES = {
     "convert.from_torch": ("load_folder",),
     "retrieval.models": ("load_retriever",),
     "retrieval.fuse": ("fuse_runs",),
-    "retrieval.search": ("open_index", "search_run", "search_text"),
+    "retrieval.search": ("VectorSearch", "open_index", "search_run", "search_text"),
     "collection.trec": ("read_qrels", "read_run", "write_run"),
     "evaluation.ranking": ("evaluate_run",),
     "errors": ("UserError",),

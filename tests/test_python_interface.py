@@ -40,15 +40,15 @@ def workdir(tmp_path_factory):
     run = folder / "runs" / "cocondenser"
     write_run(run, config, cj.init_params(config, seed=1), folder / "tokenizer")
     cj.export_run(run, folder / "exported")
-    encode_corpus(Encoding(folder / "exported"), folder, folder / "embeddings")
-    build_index(folder / "embeddings", folder / "runs" / "index")
+    encode_corpus(Encoding(folder / "exported"), folder, folder / "runs" / "embeddings")
+    build_index(folder / "runs" / "embeddings", folder / "runs" / "index")
     return folder
 
 
 def test_the_examples_of_the_page_run(workdir, monkeypatch):
     monkeypatch.chdir(workdir)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 13
+    assert len(blocks) == 14
     scope = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)

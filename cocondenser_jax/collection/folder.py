@@ -12,7 +12,7 @@ from pathlib import Path
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import require_other_answers
-from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_run
+from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_results
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
 
@@ -99,32 +99,43 @@ def with_positives(qrels: Qrels) -> Qrels:
     return positives
 
 
-def read_best_passages(source: Path, queries: Collection[str], depth: int) -> dict[str, list[str]]:
-    """Reads the first `depth` passages that a TREC run has for each query; [] where it has none."""
-    run = read_run(source)
-    n_without = sum(not run.get(query) for query in queries)
-    if n_without == len(queries):
+def best_by_query(
+    source: Path, queries: Collection[str], depth: int
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields each query with the first `depth` passages that a TREC run has for it.
+
+    Queries come in the order of the run, and then, with [], those that it does not have.
+    """
+    found = set()
+    for query, scores in read_results(source):
+        if query in queries:
+            found.add(query)
+            yield query, first_passages(scores, depth)
+    missing = [query for query in queries if query not in found]
+    if not found:
         raise UserError(
             f"{source} has no passage for any of the {len(queries)} queries of the split"
         )
-    if n_without:
-        logger.warning("%s has no passage for %d of %d queries", source, n_without, len(queries))
-    return {query: first_passages(run.get(query, {}), depth) for query in queries}
+    if missing:
+        logger.warning("%s has no passage for %d of %d queries", source, len(missing), len(queries))
+    for query in missing:
+        yield query, []
+
+
+def candidates_by_query(source: Path, qrels: Qrels, depth: int) -> Iterator[tuple[str, list[str]]]:
+    """Yields what `best_by_query` does, without relevant passages."""
+    for query, names in best_by_query(source, qrels, depth):
+        grades = qrels[query]
+        yield query, [p for p in names if grades.get(p, 0) <= 0]
 
 
 def read_candidates(
     source: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
-    """Reads `read_best_passages` without relevant ones.
-
-    The corpus, `passages`, must have them.
-    """
-    best = read_best_passages(source, qrels, depth)
-    candidates = {
-        query: [p for p in best[query] if grades.get(p, 0) <= 0] for query, grades in qrels.items()
-    }
-    require_known(chain.from_iterable(candidates.values()), passages, "passages", source)
-    return candidates
+    """Reads what `candidates_by_query` yields; the corpus, `passages`, must have all of it."""
+    found = dict(candidates_by_query(source, qrels, depth))
+    require_known(chain.from_iterable(found.values()), passages, "passages", source)
+    return {query: found[query] for query in qrels}
 
 
 def read_named(

@@ -47,9 +47,9 @@ def find_own_passages(
     own = {
         query
         for query, grades in qrels.items()
-        if query in passages
-        and grades.get(query, 0) <= 0
-        and is_same_text(queries[query], passages[query])
+        if grades.get(query, 0) <= 0
+        and (passage := passages.get(query)) is not None
+        and is_same_text(queries[query], passage)
     }
     if own:
         logger.info(

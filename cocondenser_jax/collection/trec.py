@@ -3,7 +3,9 @@
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +27,6 @@ _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the
 # Judgments give each query its judged passages with a grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
 Name = TypeVar("Name")  # of a passage: its id, or its row in an index
-_Place = tuple[float, float]  # the rank of a result, and its score
 # What a header of judgments calls its columns, see `tables.find_columns`; and where they stand
 # without one, by their number.
 _JUDGMENT_NAMES = {
@@ -103,8 +104,45 @@ def read_run(path: Path) -> Run:
     Scores must be finite numbers, and a query must not have a passage twice. Logs where the order
     of the scores is in doubt.
     """
-    run: Run = {}
-    ends: dict[str, tuple[_Place, _Place]] = {}
+    return dict(read_results(path))
+
+
+def read_results(path: Path) -> Results:
+    """Reads a TREC run as `read_run` does, a query at a time.
+
+    Where the lines of a query do not stand together, all are in memory before the first comes.
+    """
+    orders: Counter[str] = Counter()
+    for query, group in _groups_of_lines(path):
+        scores: dict[str, float] = {}
+        places = []
+        for number, fields in group:
+            passage, place, score = _read_result(path, number, fields)
+            if passage in scores:
+                raise UserError(f"{path}:{number}: query {query} has passage {passage} twice")
+            scores[passage] = score
+            places.append((place, score))
+        first, last = min(places), max(places)
+        orders["all"] += 1
+        orders["reversed"] += first[0] < last[0] and first[1] < last[1]
+        orders["tied"] += len({*scores.values()}) < len(scores)
+        yield query, scores
+    _warn_of_order(path, orders)
+
+
+def _groups_of_lines(path: Path) -> Iterator[tuple[str, Iterable[tuple[int, list[str]]]]]:
+    """Yields each query with the numbers and fields of its lines."""
+    lines = _lines_of_results(path)
+    if _lines_stand_together(path):
+        yield from groupby(lines, lambda line: line[1][0])
+        return
+    groups: dict[str, list[tuple[int, list[str]]]] = {}
+    for number, fields in lines:
+        groups.setdefault(fields[0], []).append((number, fields))
+    yield from groups.items()
+
+
+def _lines_of_results(path: Path) -> Iterator[tuple[int, list[str]]]:
     for number, line in _lines_of_ids(path):
         fields = line.split()
         if len(fields) != 6:
@@ -112,42 +150,45 @@ def read_run(path: Path) -> Run:
                 f"{path}:{number}: expected 6 fields (query Q0 passage rank score tag), "
                 f"found {len(fields)}"
             )
-        query, _, passage, rank, text, _ = fields
-        # Python would read 1_0 and the digits of other scripts, as trec_eval does not.
-        score = float(text) if _NUMBER.fullmatch(text) else math.nan
-        if not math.isfinite(score):
-            raise UserError(f"{path}:{number}: the score must be a finite number, not {text!r}")
-        results = run.setdefault(query, {})
-        if passage in results:
-            raise UserError(f"{path}:{number}: query {query} has passage {passage} twice")
-        results[passage] = score
-        place = float(rank) if _NUMBER.fullmatch(rank) else math.nan
-        first, last = ends.get(query, ((place, score), (place, score)))
-        ends[query] = min(first, (place, score)), max(last, (place, score))
-    _warn_of_order(path, run, ends.values())
-    return run
+        yield number, fields
 
 
-def _warn_of_order(path: Path, run: Run, ends: Iterable[tuple[_Place, _Place]]) -> None:
-    """Logs where scores say another order than ranks, or where they say none.
+def _lines_stand_together(path: Path) -> bool:
+    seen: set[str] = set()
+    for query, _ in groupby(line.split(None, 1)[0] for _, line in numbered_lines(path)):
+        if query in seen:
+            return False
+        seen.add(query)
+    return True
 
-    `ends` are rank and score of each query's results with the least and the greatest rank.
-    """
-    if n_reversed := sum(first[0] < last[0] and first[1] < last[1] for first, last in ends):
+
+def _read_result(path: Path, number: int, fields: Sequence[str]) -> tuple[str, float, float]:
+    """Returns passage, rank (NaN where it is no number) and score of a line."""
+    _, _, passage, rank, text, _ = fields
+    # Python would read 1_0 and the digits of other scripts, as trec_eval does not.
+    score = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not math.isfinite(score):
+        raise UserError(f"{path}:{number}: the score must be a finite number, not {text!r}")
+    return passage, float(rank) if _NUMBER.fullmatch(rank) else math.nan, score
+
+
+def _warn_of_order(path: Path, orders: Mapping[str, int]) -> None:
+    """Logs for how many queries scores say another order than ranks, or say none."""
+    if n_reversed := orders["reversed"]:
         logger.warning(
             "%s: for %d of %d queries the score of the last rank is above that of the first; scores"
             " count, as in trec_eval, and the highest is the best: are they distances?",
             path,
             n_reversed,
-            len(run),
+            orders["all"],
         )
-    if n_tied := sum(len({*scores.values()}) < len(scores) for scores in run.values()):
+    if n_tied := orders["tied"]:
         logger.info(
             "%s: %d of %d queries have results with equal scores, which keep the order of the file;"
             " trec_eval orders them by their ids",
             path,
             n_tied,
-            len(run),
+            orders["all"],
         )
 
 
@@ -209,6 +250,16 @@ def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
 def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
     """Orders one query's passages, best first; returns all, or the first `depth`."""
     return [passage for passage, _ in ranked(scores)[:depth]]
+
+
+def require_any(results: Results, message: str) -> Results:
+    """Yields results; raises a UserError after the last, unless a query has one."""
+    has_any = False
+    for query, scores in results:
+        has_any = has_any or bool(scores)
+        yield query, scores
+    if not has_any:
+        raise UserError(message)
 
 
 def require_run_id(name: str, where: str) -> str:

@@ -77,8 +77,12 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     if not is_falling(sizes):
         raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
     own, model = _load(settings.model)
-    teacher_run = Path(settings.teacher_run) if is_soft else None
-    data = read_training(settings.data, teacher_run, title_separator(dict(own.prompts)))
+    data = read_training(
+        settings.data,
+        settings.trainer.mapped,
+        Path(settings.teacher_run) if is_soft else None,
+        title_separator(dict(own.prompts)),
+    )
     scale = settings.loss.scale or own.score_scale
     logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
     loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))

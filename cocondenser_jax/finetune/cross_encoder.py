@@ -45,7 +45,7 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     model = load_cross_encoder(
         settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
     )
-    data = read_training(settings.data)
+    data = read_training(settings.data, settings.trainer.mapped)
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
     loss: torch.nn.Module
     if settings.loss == "softmax":

@@ -71,14 +71,15 @@ class DevEvaluator(BaseEvaluator):
         self.files = {f"eval_{name}": files[name] for name in files if name != "corpus"}
         relevant = with_positives(qrels)
         own = find_own_passages(queries, passages, qrels, str(settings.folder))
-        names = list(passages)
         others: dict[str, list[str]] = {}
         if settings.run:
             run = Path(settings.run)
             self.files["eval_run"] = run
             not_ranked = {q: grades | ({q: 1} if q in own else {}) for q, grades in qrels.items()}
-            others = read_candidates(run, not_ranked, passages, len(names))
+            others = read_candidates(run, not_ranked, passages, len(passages))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
+        else:
+            names = list(passages)
         rows = {passage: row for row, passage in enumerate(names)}
         self._queries = [queries[query] for query in relevant]
         self._passages = [passages[passage] for passage in rows]

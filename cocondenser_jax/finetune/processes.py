@@ -2,11 +2,14 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.files import new_folder
 
 
 def is_main_process() -> bool:
@@ -44,3 +47,18 @@ def require_equal_shares(batch_size: int) -> None:
             f"config.data.batch_size is {batch_size}: expected a multiple of the {n_processes}"
             " processes that share it"
         )
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Returns a folder that the main process makes, unless it is there; the others wait for it.
+
+    `make` writes into an empty folder, which is `folder` once it is complete. Should it raise,
+    torchrun ends all processes.
+    """
+    if is_main_process() and not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(folder) as partial:
+            make(partial)
+    while not folder.exists():
+        time.sleep(0.2)
+    return folder

@@ -1,6 +1,7 @@
 """Fine-tunes what a config names."""
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,25 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     settings = resolve(config, workdir)
     _require_runs(config)
     require_outside(Path(config.model.folder), workdir)
-    require_own(workdir / "finetune.json")
+    start = workdir / "finetune.json"
+    mapped = settings.trainer.mapped
+    require_own(start, also=[mapped.name])
     require_equal_shares(settings.trainer.batch_size)
     with lock_folder(workdir) if is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
         hf_trainer: Any
-        if isinstance(settings, BiEncoderSettings):
-            hf_trainer = bi_encoder_trainer(settings)
-        else:
-            hf_trainer = cross_encoder_trainer(settings)
+        try:
+            if isinstance(settings, BiEncoderSettings):
+                hf_trainer = bi_encoder_trainer(settings)
+            else:
+                hf_trainer = cross_encoder_trainer(settings)
+        except BaseException:
+            if is_main_process() and not start.exists():  # nothing has begun, so nothing is left
+                shutil.rmtree(mapped, ignore_errors=True)
+            raise
         outcome = trainer.run(hf_trainer, settings.trainer, config.task)
+        if is_main_process():
+            shutil.rmtree(mapped, ignore_errors=True)
         return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
 

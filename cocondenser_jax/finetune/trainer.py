@@ -70,6 +70,11 @@ class TrainerSettings(NamedTuple):
     checkpoint_every: int
     record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
 
+    @property
+    def mapped(self) -> Path:
+        """The folder in the workdir for what is mapped from disk, until the run ends."""
+        return self.workdir / "mapped"
+
 
 def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, Path]) -> None:
     """Prepares the workdir, or checks that the run started there has these settings and data.
@@ -86,7 +91,12 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, 
         return
     checksums = {name: file_sha256(file) for name, file in files.items()}
     checksums["model"] = model_sha256(Path(record["model"]["folder"]))
-    start_or_compare(settings.workdir / "finetune.json", record | {"sha256": checksums}, _FREE)
+    start_or_compare(
+        settings.workdir / "finetune.json",
+        record | {"sha256": checksums},
+        _FREE,
+        also=[settings.mapped.name],
+    )
 
 
 def arguments(kind: type[T], settings: TrainerSettings, **others: Any) -> T:

@@ -1,8 +1,11 @@
 """Reads what rankers train on: (query, relevant passage) pairs, negatives, judgments by number."""
 
 import dataclasses
+import hashlib
+import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,17 +17,27 @@ from sentence_transformers.base.data_collator import BaseDataCollator
 from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
+    candidates_by_query,
+    corpus_file,
     passage_text,
-    read_candidates,
     read_corpus,
     read_split,
     require_known,
     split_files,
     with_positives,
 )
+from cocondenser_jax.collection.mapped import (
+    MappedPassages,
+    MappedPool,
+    Names,
+    write_passages,
+    write_pool,
+)
 from cocondenser_jax.collection.own_passages import find_own_passages
 from cocondenser_jax.collection.trec import Qrels, Run, read_run
 from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.finetune.processes import made_once
+from cocondenser_jax.storage.files import file_sha256
 
 
 class DataSettings(NamedTuple):
@@ -60,7 +73,7 @@ class TrainingData(NamedTuple):
     judgments: Judgments
     queries: Mapping[str, str]  # id → text
     passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
-    candidates: Mapping[str, Sequence[str]]  # query id → ids of passages to draw negatives from
+    candidates: Mapping[str, Names]  # query id → ids of passages to draw negatives from
     n_negatives: int  # per pair
     seed: int  # for drawing negatives
     files: dict[str, Path]  # kind → the file that was read
@@ -167,17 +180,26 @@ def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) ->
 
 
 def read_training(
-    settings: DataSettings, teacher_run: Path | None = None, title_separator: str = " "
+    settings: DataSettings,
+    mapped: Path,
+    teacher_run: Path | None = None,
+    title_separator: str = " ",
 ) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
     A query without results in `negatives_run` draws from all passages; with a cross-encoder's
-    scores, `teacher_run`, negatives are drawn from the passages it has scored. `title_separator`
-    comes between a passage's title and its text.
+    scores, `teacher_run`, negatives are drawn from the passages it has scored.
+
+    Args:
+      settings: what to read.
+      mapped: a folder for passages and negatives, which all processes map from there; what is in
+        it is used again if it was made of the same files in the same way.
+      teacher_run: a TREC run.
+      title_separator: comes between a passage's title and its text.
     """
     files = split_files(settings.folder, settings.split)
     queries, qrels = read_split(settings.folder, settings.split)
-    passages = {p.id: passage_text(p, title_separator) for p in read_corpus(settings.folder)}
+    passages = _map_passages(settings.folder, title_separator, mapped)
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
     judgments = list(with_positives(qrels).items())
     numbers = sample(
@@ -190,13 +212,10 @@ def read_training(
     relevant = dict(judgments[i] for i in numbers)
     own = find_own_passages(queries, passages, relevant, str(settings.folder))
     not_negative = {q: grades | ({q: 1} if q in own else {}) for q, grades in relevant.items()}
-    candidates: Mapping[str, Sequence[str]] = {}
+    candidates: Mapping[str, Names] = {}
     if settings.negatives_per_query and settings.negatives_run:
         files["negatives_run"] = Path(settings.negatives_run)
-        run = files["negatives_run"]
-        best = read_candidates(run, not_negative, passages, settings.negatives_depth)
-        everything = list(passages)
-        candidates = {query: names or everything for query, names in best.items()}
+        candidates = _map_pool(settings, not_negative, passages, mapped)
     teacher = None
     if teacher_run:
         files["teacher_run"] = teacher_run
@@ -214,8 +233,41 @@ def read_training(
     )
 
 
+def _map_passages(folder: Path, title_separator: str, mapped: Path) -> MappedPassages:
+    def make(empty: Path) -> None:
+        to_text = partial(passage_text, separator=title_separator)
+        write_passages(empty, read_corpus(folder), to_text)
+
+    sha256 = _sha256([file_sha256(corpus_file(folder)), title_separator])
+    return MappedPassages(made_once(mapped / f"passages-{sha256}", make))
+
+
+def _map_pool(
+    settings: DataSettings, not_negative: Qrels, passages: MappedPassages, mapped: Path
+) -> MappedPool:
+    run = Path(settings.negatives_run)
+
+    def rows() -> Iterator[tuple[str, np.ndarray]]:
+        unknown: dict[str, None] = {}
+        for query, names in candidates_by_query(run, not_negative, settings.negatives_depth):
+            rows_K = passages.rows(names)
+            unknown |= {name: None for name, row in zip(names, rows_K, strict=True) if row < 0}
+            yield query, rows_K[rows_K >= 0]
+        require_known(unknown, (), "passages", run)
+
+    made_of = [passages.folder.name, file_sha256(run), settings.negatives_depth, not_negative]
+    sha256 = _sha256(made_of)
+    folder = made_once(mapped / f"pool-{sha256}", lambda empty: write_pool(empty, rows()))
+    return MappedPool(folder, passages)
+
+
+def _sha256(made_of: Sequence[Any]) -> str:
+    """Returns the checksum of values of JSON."""
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+
+
 def _scored_candidates(
-    candidates: Mapping[str, Sequence[str]], relevant: Qrels, teacher: Run, source: Path
+    candidates: Mapping[str, Names], relevant: Qrels, teacher: Run, source: Path
 ) -> dict[str, list[str]]:
     """Keeps the candidates that the teacher has scored; it must have scored all positives."""
     if missing := [

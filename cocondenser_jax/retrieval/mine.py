@@ -5,20 +5,20 @@ first round's retriever.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.collection.folder import (
+    best_by_query,
     passage_text,
-    read_best_passages,
     read_named,
     read_split,
     with_positives,
 )
 from cocondenser_jax.collection.own_passages import find_own_passages
-from cocondenser_jax.collection.trec import Qrels, Run, read_run, write_run
+from cocondenser_jax.collection.trec import Qrels, Results, read_run, write_results
 from cocondenser_jax.errors import UserError, first_three
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
@@ -58,24 +58,34 @@ def mine(
     scored = _scored_exclusions(denoising) if denoising else {}
     queries, judged = read_split(data_folder, split)
     qrels = with_positives(judged)
-    best = {source: read_best_passages(source, qrels, depth) for source in sources}
-    own = _own_passages(data_folder, queries, qrels, best)
+    # Joined to one text, the names of a query's passages take a tenth of the memory.
+    best = [
+        {query: " ".join(names) for query, names in best_by_query(source, qrels, depth)}
+        for source in sources
+    ]
+    own = _own_passages(data_folder, queries, qrels, zip(sources, best, strict=True))
     exclusions: dict[str, Excludes] = {
         "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
         "the query itself": lambda q, p: p == q and q in own,
     }
     exclusions |= scored
-    pool, excluded = make_pool([*best.values()], exclusions)
-    if not any(pool.values()):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
-        raise UserError(
-            f"{first_three([str(source) for source in sources])}: no negative is left for any of"
-            f" the {len(pool)} queries of the split ({reasons})"
-        )
-    write_run(out, pool, tag="negatives")
-    sizes = [len(negatives) for negatives in pool.values()]
+    excluded = dict.fromkeys(exclusions, 0)
+    sizes: list[int] = []
+
+    def noted() -> Results:
+        for query, negatives in make_pool(qrels, best, exclusions, excluded):
+            sizes.append(len(negatives))
+            yield query, negatives
+        if not any(sizes):
+            reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
+            raise UserError(
+                f"{first_three([str(source) for source in sources])}: no negative is left for any"
+                f" of the {len(sizes)} queries of the split ({reasons})"
+            )
+
+    write_results(out, noted(), tag="negatives")
     summary = {
-        "queries": len(pool),
+        "queries": len(sizes),
         "queries without negatives": sizes.count(0),
         "negatives": sum(sizes),
         "negatives per query, mean": sum(sizes) / len(sizes),
@@ -88,12 +98,12 @@ def _own_passages(
     data_folder: Path,
     queries: Mapping[str, str],
     qrels: Qrels,
-    best: Mapping[Path, Mapping[str, Sequence[str]]],
+    best: Iterable[tuple[Path, Mapping[str, str]]],
 ) -> set[str]:
     """Finds the queries that are passages which they have found; reads these passages alone."""
     named = [
-        (source, {query: [query] for query, names in found.items() if query in names})
-        for source, found in best.items()
+        (source, {query: [query] for query, names in found.items() if query in names.split()})
+        for source, found in best
     ]
     if not any(ids for _, ids in named):
         return set()
@@ -115,32 +125,32 @@ def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:
 
 
 def make_pool(
-    best: Sequence[Mapping[str, Sequence[str]]], exclusions: Mapping[str, Excludes]
-) -> tuple[Run, dict[str, int]]:
-    """Joins what several sources rank high for the same queries.
+    queries: Iterable[str],
+    best: Sequence[Mapping[str, str]],
+    exclusions: Mapping[str, Excludes],
+    excluded: dict[str, int],
+) -> Results:
+    """Yields each query with what several sources rank high for it, and 1 / rank as the score.
 
     Scores of different engines cannot be compared, so a passage's score is 1 / r, r its best rank.
     Passages of the same rank are in the order of the sources.
 
     Args:
-      best: of each source, query → passages, best first.
+      queries: that get negatives.
+      best: of each source, query → its passages, best first, with spaces between them.
       exclusions: reason → test; the first that holds counts.
-
-    Returns:
-      The pool, and how many passages each reason excluded.
+      excluded: reason → how many passages it excluded so far; counted on.
     """
-    pool: Run = {}
-    excluded = dict.fromkeys(exclusions, 0)
-    for query in best[0]:
+    for query in queries:
         ranks: dict[str, int] = {}
         for source in best:
-            for rank, passage in enumerate(source[query], start=1):
+            for rank, passage in enumerate(source[query].split(), start=1):
                 ranks[passage] = min(rank, ranks.get(passage, rank))
-        pool[query] = {}
+        negatives = {}
         for passage, rank in sorted(ranks.items(), key=itemgetter(1)):
             reasons = (reason for reason, holds in exclusions.items() if holds(query, passage))
             if first := next(reasons, None):
                 excluded[first] += 1
             else:
-                pool[query][passage] = 1 / rank
-    return pool, excluded
+                negatives[passage] = 1 / rank
+        yield query, negatives

@@ -36,34 +36,41 @@ def lock_folder(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def require_own(path: Path) -> None:
+def require_own(path: Path, also: Collection[str] = ()) -> None:
     """Raises a UserError if a folder holds other things than what starts with its first file.
 
     Args:
       path: the folder's first file, see `start_or_compare`; this may be called long before it.
+      also: names of what may be there before it.
     """
     if path.exists():
         return
     # The lock, and what a killed process left of the first file.
-    ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock"}
+    ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock", *also}
     folder = path.parent
     if not folder.is_dir() or any(each.name not in ours for each in folder.iterdir()):
         require_absent(folder)
 
 
-def start_or_compare(path: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
+def start_or_compare(
+    path: Path,
+    settings: Mapping[str, Any],
+    free: Collection[str] = (),
+    also: Collection[str] = (),
+) -> None:
     """Writes the settings that a folder starts with, or compares them with those of its start.
 
     Args:
       path: the folder's first file, JSON.
       settings: nested by name, JSON values.
       free: names, with dots between levels, that may differ when the work resumes, with all below.
+      also: see `require_own`.
 
     Raises:
       UserError: naming each difference, or if the folder holds something else.
     """
     folder = path.parent
-    require_own(path)
+    require_own(path, also)
     if not path.exists():
         write_json(path, settings)
         return

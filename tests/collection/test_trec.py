@@ -53,6 +53,26 @@ def test_runs_read_as_the_programs_of_trec_read_them(lines, end, tmp_path):
     assert trec.first_passages(found["q1"]) == best
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (3, 0, 4, 1, 2)])
+def test_a_run_is_read_a_query_at_a_time_whatever_the_order_of_its_lines(order, tmp_path):
+    lines = [f"q{q} Q0 d{d} 1 {d}.5 x\n" for q, d in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2))]
+    path = tmp_path / "run.trec"
+    path.write_text("".join(lines[i] for i in order))
+    found = list(trec.read_results(path))
+    assert [query for query, _ in found] == (["q1", "q2"] if order[0] == 0 else ["q2", "q1"])
+    assert dict(found) == {"q1": {"d1": 1.5, "d2": 2.5, "d3": 3.5}, "q2": {"d1": 1.5, "d2": 2.5}}
+
+
+def test_results_that_cannot_all_be_made_leave_no_run(tmp_path):
+    def results():
+        yield "q1", {"d1": 1.0}
+        raise UserError("no more")
+
+    with pytest.raises(UserError, match="no more"):
+        trec.write_results(tmp_path / "run.trec", results())
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("lines", "warning"),
     [

@@ -221,7 +221,7 @@ def test_queries_without_candidates_get_negatives_of_the_whole_corpus(config, tm
     change_settings(
         config, {"data.negatives_per_query": 2, "data.negatives_run": str(tmp_path / "one.trec")}
     )
-    training = read_training(resolve(config, tmp_path).data)
+    training = read_training(resolve(config, tmp_path).data, tmp_path)
     drawn = [set(), set()]
     for epoch in range(9):
         for q in (0, 1):
@@ -253,7 +253,7 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
         finetune(config, tmp_path / "run")
     teacher["q3"]["d5"] = 0.0
     write_run(tmp_path / "teacher.trec", teacher)
-    training = read_training(resolve(config, tmp_path).data, tmp_path / "teacher.trec")
+    training = read_training(resolve(config, tmp_path).data, tmp_path, tmp_path / "teacher.trec")
     candidates = training.candidates
     assert candidates["q3"] == ["d5"]
     assert candidates["q4"] == [f"d{i}" for i in range(5, 14)]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,8 +82,8 @@ def make_config(model_folder, data, settings):
 
 
 def make_search(model_folder, data, settings):
-    resolved = resolve(make_config(model_folder, data, settings), None)
-    training = read_training(resolved.data)
+    resolved = resolve(make_config(model_folder, data, settings), Path(data, "run"))
+    training = read_training(resolved.data, resolved.trainer.mapped)
     model = models.load_retriever(model_folder, 8, 16)
     settings_of_loss = resolved.loss._replace(scale=resolved.loss.scale or 1.0)  # inner products
     loss = InBatchLoss(model, training.judgments, settings_of_loss)

@@ -92,7 +92,11 @@ def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatc
     monkeypatch.setattr(trainer, "run", kill)
     with pytest.raises(Killed):
         finetune(config, tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"finetune.json", "checkpoints"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "finetune.json",
+        "checkpoints",
+        "mapped",
+    }
 
 
 def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
@@ -205,6 +209,34 @@ def test_a_run_killed_at_every_step_ends_as_if_it_had_not_been(
     finetune(make_config(inputs), tmp_path / "run")
     assert sorted(whole[0]) == [2, 3, 4, 6, 8, 9, 10, 12]  # every 2, and where it is saved
     assert outcome(tmp_path / "run") == whole
+
+
+def test_what_is_mapped_is_made_once_and_goes_at_the_end(inputs, monkeypatch, tmp_path):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        end_at(patch, 4)
+        finetune_until_killed(make_config(inputs), run)
+    made = {path: path.stat().st_mtime_ns for path in run.glob("mapped/*/*")}
+    assert {path.name for path in made} == {
+        "digests.npy",
+        "passages.arrow",
+        "pool.arrow",
+        "rows.npy",
+    }
+    with monkeypatch.context() as patch:
+        end_at(patch, 5)
+        finetune_until_killed(make_config(inputs), run)
+    assert {path: path.stat().st_mtime_ns for path in run.glob("mapped/*/*")} == made
+    finetune(make_config(inputs), run)
+    assert {path.name for path in run.iterdir()} == {"finetune.json", "metrics.jsonl", "retriever"}
+
+
+def test_a_mistake_in_the_data_leaves_nothing(inputs, tmp_path):
+    negatives = inputs / "negatives.trec"
+    negatives.write_text(negatives.read_text() + "q0 Q0 unknown 11 -99 x\n")
+    with pytest.raises(UserError, match=r"negatives.trec names 1 passages .*: unknown$"):
+        finetune(make_config(inputs), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_path, caplog):

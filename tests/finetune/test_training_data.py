@@ -127,9 +127,10 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
         seed=0,
     )
     caplog.set_level("INFO")
-    data = read_training(settings)
+    data = read_training(settings, tmp_path / "mapped")
+    candidates = {query: list(names) for query, names in data.candidates.items()}
     expected = {query: ["d7", "d8"] for query in qrels} | {"d9": ["d9", "d7", "d8"]}
-    assert data.candidates == expected
+    assert candidates == expected
     assert "2 of 5 queries are passages with the same id, which are left out" in caplog.text
     names = {number: passage for passage, number in data.judgments.passages.items()}
     coordinates = scipy.sparse.coo_array(data.judgments.relevant).coords
@@ -138,6 +139,18 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
     own = {("d1", "d1"), ("d2", "d2")}
     assert found == own | {(query, passage) for query in qrels for passage in qrels[query]}
     assert {(row["query_id"], row["positive_id"]) for row in data.pairs} == found - own
+
+
+def test_what_is_mapped_with_another_separator_is_not_used_again(beir, tmp_path):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]
+    records = [{"_id": p.id, "title": p.title, "text": p.text} for p in titled]
+    write_records(folder / "corpus.jsonl", records)
+    settings = DataSettings(folder, "train", 0, "", 0, 0, seed=0)
+    for separator in (" ", "[SEP]", " "):
+        data = read_training(settings, tmp_path / "mapped", title_separator=separator)
+        assert dict(data.passages) == {p.id: f"{p.title}{separator}{p.text}" for p in titled}
+    assert len(list((tmp_path / "mapped").iterdir())) == 2
 
 
 def test_labels_lead_to_what_is_known():

@@ -149,7 +149,9 @@ def test_pools_agree_with_sets_and_sorting():
     passages = [f"d{i}" for i in range(30)]
     best = [{f"q{q}": list(rng.permutation(passages)[:20]) for q in range(10)} for _ in range(3)]
     bad = {(f"q{q}", passage) for q in range(10) for passage in rng.choice(passages, 8)}
-    pool, excluded = make_pool(best, {"bad": lambda q, p: (q, p) in bad})
+    joined = [{query: " ".join(found) for query, found in run.items()} for run in best]
+    excluded = {"bad": 0}
+    pool = dict(make_pool(best[0], joined, {"bad": lambda q, p: (q, p) in bad}, excluded))
     below = {q: set(itertools.chain(*(run[q] for run in best))) for q in best[0]}
     assert {q: set(scores) for q, scores in pool.items()} == {
         q: {p for p in below[q] if (q, p) not in bad} for q in below

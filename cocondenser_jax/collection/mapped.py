@@ -58,8 +58,8 @@ class MappedPassages(Mapping[str, str]):
         self.folder = folder
         self._ids = table["id"]
         self._texts = table["text"]
-        self._digests_N = np.load(folder / "digests.npy", mmap_mode="r")  # ascending
-        self._rows_N = np.load(folder / "rows.npy", mmap_mode="r")
+        self._digests_N = _map_array(folder / "digests.npy")  # ascending
+        self._rows_N = _map_array(folder / "rows.npy")
 
     def __reduce__(self) -> tuple[type["MappedPassages"], tuple[Path]]:
         return type(self), (self.folder,)  # another process maps the same files
@@ -168,3 +168,8 @@ def _write(path: Path, schema: pyarrow.Schema, rows: Iterable[tuple[object, ...]
 def _map(path: Path) -> pyarrow.Table:
     with pyarrow.memory_map(str(path)) as file:  # closed at once: the map stays
         return pyarrow.ipc.open_file(file).read_all()
+
+
+def _map_array(path: Path) -> np.ndarray:
+    array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array

@@ -8,10 +8,10 @@ judged relevant to it.
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
-from cocondenser_jax.collection.trec import Qrels, Run
+from cocondenser_jax.collection.trec import Qrels, Results, Run
 from cocondenser_jax.errors import UserError, first_three
 
 logger = logging.getLogger(__name__)
@@ -88,15 +88,34 @@ def warn_of_own_results(run: Mapping[str, Collection[str]], own: Collection[str]
         )
 
 
+def watch_own_results(
+    results: Results, find_own: Callable[[Sequence[str]], Collection[str]]
+) -> Results:
+    """Yields results; does what `warn_of_own_results` does after the last.
+
+    `find_own` gets the queries that have a result with their own id, and returns those of them that
+    are passages.
+    """
+    found: dict[str, Sequence[str]] = {}  # only what has the query's id
+    for query, scores in results:
+        found[query] = [query] if query in scores else ()
+        yield query, scores
+    warn_of_own_results(found, find_own([query for query, own in found.items() if own]))
+
+
 def drop_identical_ids(run: Run, depth: int | None = None) -> Run:
     """Drops the passage that has its query's id, and keeps the first `depth` of the others.
 
     BEIR's rule, for a user who says that queries are passages. A run's results are best first.
     """
-    return {
-        query: dict(islice(((p, s) for p, s in scores.items() if p != query), depth))
-        for query, scores in run.items()
-    }
+    return {query: without_own(query, scores, depth) for query, scores in run.items()}
+
+
+def without_own(
+    query: str, scores: Mapping[str, float], depth: int | None = None
+) -> dict[str, float]:
+    """Returns the results of one query as `drop_identical_ids` keeps them."""
+    return dict(islice(((p, s) for p, s in scores.items() if p != query), depth))
 
 
 def own_answers(qrels: Qrels) -> list[str]:

@@ -217,17 +217,6 @@ def write_results(path: Path, results: Results, tag: str = "cocondenser") -> Non
         logger.warning("%s: %d of %d queries have no results", path, n_empty, n_queries)
 
 
-def require_any(results: Results, path: Path) -> Results:
-    """Yields results that are to be written; a UserError after the last if no query has one."""
-    n_queries = n_found = 0
-    for query, scores in results:
-        n_queries += 1
-        n_found += bool(scores)
-        yield query, scores
-    if not n_found:
-        raise UserError(f"{path} is not written: none of {n_queries} queries has a result")
-
-
 def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
     """Orders one query's passages, best first, with strictly decreasing scores.
 

@@ -1,8 +1,11 @@
 """BM25, the lexical baseline and the source of the first round's negatives."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,27 +14,41 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import (
     Passage,
+    corpus_file,
     passage_text,
     read_corpus,
     read_queries,
     require_other_judgments,
 )
 from cocondenser_jax.collection.own_passages import (
-    drop_identical_ids,
     is_same_text,
-    warn_of_own_results,
+    watch_own_results,
+    without_own,
 )
-from cocondenser_jax.collection.trec import Run, write_run
+from cocondenser_jax.collection.trec import Results, Run, require_any, write_results
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at
 from cocondenser_jax.retrieval.import_bm25s import import_bm25s
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language, term_finder
-from cocondenser_jax.storage.files import new_folder, read_object, write_json
+from cocondenser_jax.storage.files import estimate_lines, new_folder, read_object, write_json
+from cocondenser_jax.storage.memory import available_bytes
 from cocondenser_jax.storage.runs import require_intact, write_checksums
+
+logger = logging.getLogger(__name__)
 
 # Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
 _WORTH_COMPILING = 50_000_000
 _LANGUAGE_FILE = "language.json"
+_QUERIES_AT_ONCE = 4_096
+# To estimate memory: below this many bytes a file needs no estimate; passages to look at; bytes for
+# each passage, each of its terms, each of its different terms, and each word of all.
+# `python -m benchmarks.processes "bm25, NQ"` measures what they sum up to.
+_SMALL_FILE = 100_000_000
+_SAMPLED = 5_000
+_BYTES_OF_PASSAGE = 250
+_BYTES_OF_TERM = 4
+_BYTES_OF_SCORE = 24
+_BYTES_OF_WORD = 450
 
 
 class Bm25Settings(NamedTuple):
@@ -65,7 +82,7 @@ def write_bm25_run(
     """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
 
     See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. Returns the number of
-    queries, and the seconds that indexing and searching took.
+    queries, and the seconds that indexing, searching and writing took.
 
     Raises:
       UserError: also if nothing is found for any query, or if the passages to leave out are judged
@@ -77,35 +94,37 @@ def write_bm25_run(
     queries = read_queries(data_folder, split)
     if ignore_identical_ids:
         require_other_judgments(data_folder, split)
-    own: set[str] = set()  # the queries that are passages
-
-    def find_own() -> Iterator[Passage]:
-        for passage in read_corpus(data_folder):
-            query = queries.get(passage.id)
-            if query is not None and is_same_text(query, passage_text(passage)):
-                own.add(passage.id)
-            yield passage
-
+    require_memory(corpus_file(data_folder), settings.language)
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
-    run = bm25_run(find_own(), queries, n_ranked, settings)
-    seconds = time.perf_counter() - start
-    if not any(run.values()):
-        raise UserError(
-            f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
-            f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
-            f" --language={settings.language})"
-        )
+    own: set[str] = set()
+    corpus = _noting_own(read_corpus(data_folder), queries, own)
+    results = require_any(
+        bm25_results(corpus, queries, n_ranked, settings),
+        f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
+        f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
+        f" --language={settings.language})",
+    )
     if ignore_identical_ids:
-        run = drop_identical_ids(run, depth)
-        if not any(run.values()):
-            raise UserError(
-                f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
-                " passage of the same id, which is left out"
-            )
-    warn_of_own_results(run, own)
-    write_run(run_out, run)
+        results = require_any(
+            ((query, without_own(query, scores, depth)) for query, scores in results),
+            f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
+            " passage of the same id, which is left out",
+        )
+    write_results(run_out, watch_own_results(results, own.intersection))
+    seconds = time.perf_counter() - start
     return {"queries": len(queries), "seconds_with_indexing": seconds}
+
+
+def _noting_own(
+    corpus: Iterable[Passage], queries: Mapping[str, str], own: set[str]
+) -> Iterator[Passage]:
+    """Yields passages; adds the ids of those that are queries to `own`."""
+    for passage in corpus:
+        query = queries.get(passage.id)
+        if query is not None and is_same_text(query, passage_text(passage)):
+            own.add(passage.id)
+        yield passage
 
 
 def bm25_run(
@@ -129,6 +148,16 @@ def bm25_run(
     Returns:
       query → passage → score, best first, without passages that share no term with the query.
     """
+    return dict(bm25_results(corpus, queries, depth, settings))
+
+
+def bm25_results(
+    corpus: Iterable[Passage],
+    queries: Mapping[str, str],
+    depth: int,
+    settings: Bm25Settings = _DEFAULTS,
+) -> Results:
+    """Yields what `bm25_run` returns, a query at a time."""
     ids: list[str] = []
 
     def note_ids() -> Iterator[Passage]:
@@ -138,10 +167,8 @@ def bm25_run(
 
     index = _build_index(note_ids(), settings)
     ranking_Q = rank_by_bm25(index, list(queries.values()), depth)
-    return {
-        query: {ids[row]: score for row, score in ranking.items()}
-        for query, ranking in zip(queries, ranking_Q, strict=True)
-    }
+    for query, ranking in zip(queries, ranking_Q, strict=True):
+        yield query, {ids[row]: score for row, score in ranking.items()}
 
 
 def open_bm25_index(
@@ -178,11 +205,17 @@ def open_bm25_index(
     return index
 
 
-def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> list[dict[int, float]]:
-    """Ranks by BM25; returns row → score of each query's passages, best first."""
+def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> Iterator[dict[int, float]]:
+    """Ranks by BM25; yields row → score of each query's passages, best first."""
     scores = index.scores
     n_passages = scores.scores["num_docs"]
     scores.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
+    for start in range(0, len(queries), _QUERIES_AT_ONCE):
+        yield from _rank_some(index, queries[start : start + _QUERIES_AT_ONCE], depth)
+
+
+def _rank_some(index: Bm25Index, queries: list[str], depth: int) -> list[dict[int, float]]:
+    scores = index.scores
     terms_Q = [scores.get_tokens_ids(index.find_terms(query)) for query in queries]
     ranking_Q: list[dict[int, float]] = [{} for _ in queries]
     with_terms = [i for i, terms in enumerate(terms_Q) if terms]
@@ -190,7 +223,7 @@ def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> list[dict[
         return ranking_Q
     rows_QxK, scores_QxK = scores.retrieve(
         [terms_Q[i] for i in with_terms],
-        k=min(depth, n_passages),
+        k=min(depth, scores.scores["num_docs"]),
         show_progress=False,
         backend_selection=scores.backend,
     )
@@ -200,19 +233,87 @@ def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> list[dict[
     return ranking_Q
 
 
+class _Lists(Sequence[list[int]]):
+    """Lists of numbers in one array: as lists, the numbers of 60 terms would take 540 bytes."""
+
+    def __init__(self) -> None:
+        self._numbers = array("i")
+        self._ends = array("q", [0])
+
+    def append(self, numbers: Iterable[int]) -> None:
+        """Adds a list."""
+        self._numbers.extend(numbers)
+        self._ends.append(len(self._numbers))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        if place >= len(self):
+            raise IndexError(place)
+        return self._numbers[self._ends[place] : self._ends[place + 1]].tolist()
+
+
+class _Terms(NamedTuple):
+    """The terms of passages, as bm25s takes them."""
+
+    ids: Sequence[list[int]]
+    vocab: dict[str, int]
+
+
 def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index:
     find_terms = term_finder(settings.language)
     number_of: dict[str, int] = {}
-    terms_N = []
+    terms_N = _Lists()
     for passage in tqdm(corpus, desc="BM25 index", unit=" passages"):
         terms = find_terms(passage_text(passage))
-        terms_N.append([number_of.setdefault(term, len(number_of)) for term in terms])
+        terms_N.append(number_of.setdefault(term, len(number_of)) for term in terms)
     if not number_of:  # bm25s needs a word: the empty one, which is in no query
         number_of = {"": 0}
-        terms_N = [[0] for _ in terms_N]
-    scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene")
-    scores.index((terms_N, number_of), show_progress=False)
+        n_passages = len(terms_N)
+        terms_N = _Lists()
+        for _ in range(n_passages):
+            terms_N.append([0])
+    # Its own way to a matrix sorts numbers of 64 bits, in twice the memory of scipy.
+    scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene", csc_backend="scipy")
+    scores.index(_Terms(terms_N, number_of), show_progress=False)
     return Bm25Index(scores, settings.language, find_terms)
+
+
+def require_memory(file: Path, language: str) -> None:
+    """Logs what `bm25_run` will take for a large file of passages.
+
+    Raises:
+      UserError: where that is more than there is.
+    """
+    if file.stat().st_size < _SMALL_FILE:
+        return
+    needed = estimate_bytes(file, language)
+    available = available_bytes()
+    logger.info(
+        "BM25 of %s will take about %.1f GiB of memory; %.1f GiB are free",
+        file,
+        needed / 2**30,
+        available / 2**30,
+    )
+    if needed > available:
+        raise UserError(
+            f"BM25 of {file} takes about {needed / 2**30:.1f} GiB of memory, and"
+            f" {available / 2**30:.1f} GiB are free: use a machine with more"
+        )
+
+
+def estimate_bytes(file: Path, language: str) -> int:
+    """Returns about how much memory `bm25_run` takes, by the first passages of a file."""
+    find_terms = term_finder(language)
+    n_lines = estimate_lines(file)
+    terms_N = [find_terms(passage_text(p)) for p in islice(read_corpus(file), _SAMPLED)]
+    per_passage = _BYTES_OF_PASSAGE + sum(
+        _BYTES_OF_TERM * len(terms) + _BYTES_OF_SCORE * len({*terms}) for terms in terms_N
+    ) / len(terms_N)
+    # A collection k times as large has about k^0.6 times as many words (Heaps' law).
+    n_words = len({*chain(*terms_N)}) * (n_lines / len(terms_N)) ** 0.6
+    return int(n_lines * per_passage + n_words * _BYTES_OF_WORD)
 
 
 def _read_index(folder: Path) -> Bm25Index:

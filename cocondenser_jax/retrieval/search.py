@@ -18,7 +18,7 @@ from tqdm import tqdm, trange
 
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.own_passages import is_same_text, warn_of_own_results
+from cocondenser_jax.collection.own_passages import is_same_text, watch_own_results
 from cocondenser_jax.collection.trec import Results, Run, require_any, write_results
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given, Representation, with_given
@@ -207,8 +207,9 @@ def retrieve(
     and the seconds that encoding the queries and searching took.
     """
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
-    results = require_any(_warned(results, index, queries), run_out)
-    write_results(run_out, results)
+    none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
+    results = require_any(results, none_found)
+    write_results(run_out, watch_own_results(results, partial(_own_passages, index, queries)))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value
@@ -216,13 +217,12 @@ def retrieve(
     return metrics
 
 
-def _own_passages(index: Index, run: Run, queries: Mapping[str, str]) -> set[str]:
-    """Finds the queries of a run that are passages which they have found."""
-    having = [query for query in run if query in run[query]]
-    rows = _rows_of(index.passages["id"], having)
+def _own_passages(index: Index, queries: Mapping[str, str], names: Sequence[str]) -> set[str]:
+    """Finds the queries that are passages, among those of some ids."""
+    rows = _rows_of(index.passages["id"], names)
     return {
         query
-        for query, row in zip(having, rows, strict=True)
+        for query, row in zip(names, rows, strict=True)
         if row is not None
         and is_same_text(queries[query], passage_text(passage_at(index.passages, row)))
     }
@@ -262,15 +262,6 @@ def _search(
         for query, ranking in zip(queries, ranking_Q, strict=True)
     )
     return results, seconds
-
-
-def _warned(results: Results, index: Index, queries: Mapping[str, str]) -> Results:
-    """Yields results, and logs after the last how many queries find themselves."""
-    found_itself: Run = {}
-    for query, scores in results:
-        found_itself[query] = {query: scores[query]} if query in scores else {}
-        yield query, scores
-    warn_of_own_results(found_itself, _own_passages(index, found_itself, queries))
 
 
 def search_vectors(

@@ -92,3 +92,19 @@ def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused
         with pytest.raises(UserError, match=r"1 queries have a relevant passage .* own id \(2\)"):
             require_other_judgments(tmp_path, split)
     require_other_judgments(tmp_path / "qrels" / "dev.tsv")  # a file, of queries alone
+
+
+def test_results_are_watched_as_they_come(caplog):
+    results = [("a", {"b": 2.0, "a": 1.0}), ("b", {"b": 1.0}), ("c", {"a": 1.0}), ("d", {})]
+    asked = []
+
+    def find_own(names):
+        asked.append(names)
+        return {"a"}
+
+    watched = own_passages.watch_own_results(iter(results), find_own)
+    assert next(iter(watched)) == results[0]
+    assert not asked
+    assert list(watched) == results[1:]
+    assert asked == [["a", "b"]]
+    assert "1 of 4 queries have a result with their own id" in caplog.text

@@ -137,9 +137,9 @@ def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
             "makes its vectors by Transformer, Dense, Pooling; expected",
         ),
         (
-            ["Transformer", "Pooling", "Normalize", "Dense"],
+            ["Transformer", "Pooling", "Dense", "Normalize", "Dense"],
             {"pooling_mode": "cls"},
-            "makes its vectors by Transformer, Pooling, Normalize, Dense; expected",
+            "makes its vectors by Transformer, Pooling, Dense, Normalize, Dense; expected",
         ),
         (
             ["Transformer", "Pooling", "LSTM"],

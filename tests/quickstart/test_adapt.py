@@ -350,7 +350,7 @@ def test_a_chunk_size_that_does_not_fit_the_corpus_is_refused_before_training(
 def test_another_corpus_is_refused(finished, capsys):
     words = ["adapt", f"--corpus={finished.corpus / '0.txt'}", f"--model={finished.model}"]
     assert main([*words, f"--workdir={finished.unlabeled}", *SETTINGS]) == 2
-    assert f"{finished.unlabeled} was started with corpus=" in capsys.readouterr().err
+    assert f"{finished.unlabeled} was started with corpus_sha256=" in capsys.readouterr().err
 
 
 def test_a_corpus_too_small_to_hold_documents_out_is_refused(

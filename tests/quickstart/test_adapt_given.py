@@ -101,7 +101,7 @@ def test_what_is_given_is_written_into_the_published_folder(
     assert trained._replace(prompts=(), max_length=None) == expected
     assert dict(trained.prompts) == {"query": "hgf ", "document": "abc: "}
     given = json.loads((workdir / "started.json").read_text())["given"]
-    assert Given(**given) == Given("cls", "cosine", "hgf ", "abc: ", 8)
+    assert Given(**given) == Given("cls", "cosine", "hgf ", "abc: ", dimensions=8)
 
 
 def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_folder, publish):

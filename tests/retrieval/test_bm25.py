@@ -1,11 +1,14 @@
 """BM25 against its formula."""
 
+import gzip
+import json
 import math
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import bm25
@@ -82,3 +85,42 @@ def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, chan
     (name,) = change
     with pytest.raises(UserError, match=rf"{name}={change[name]}.*: expected"):
         bm25.write_bm25_run(tmp_path, tmp_path / "run", settings=Bm25Settings(**change))
+
+
+def write_corpus(path, n_passages, rng):
+    """Writes passages of which each has its own word, and about 30 of 1,000 others."""
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        for i in range(n_passages):
+            words = " ".join(f"w{word}" for word in rng.integers(0, 1000, 30))
+            file.write(json.dumps({"_id": f"d{i}", "text": f"own{i} {words}"}) + "\n")
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_memory_is_estimated_by_the_first_passages(name, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    write_corpus(tmp_path / name, 20_000, rng)
+    whole = bm25.estimate_bytes(tmp_path / name, "english")
+    n_words = 21_000
+    expected = 20_000 * (250 + 4 * 31 + 24 * 30.6) + 450 * n_words
+    assert whole == pytest.approx(expected, rel=0.2)
+    monkeypatch.setattr(bm25, "_SAMPLED", 500)
+    sampled = bm25.estimate_bytes(tmp_path / name, "english")
+    assert sampled == pytest.approx(expected, rel=0.3)
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_what_does_not_fit_into_memory_is_said_before_it_starts(
+    is_enough, tmp_path, monkeypatch, capsys, caplog
+):
+    caplog.set_level("INFO", "cocondenser_jax")
+    write_corpus(tmp_path / "corpus.jsonl", 200, np.random.default_rng(0))
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "own7"}\n')
+    monkeypatch.setattr(bm25, "_SMALL_FILE", 1000)
+    monkeypatch.setattr(bm25, "available_bytes", lambda: 2**40 if is_enough else 1000)
+    status = main(["bm25", f"--data={tmp_path}", f"--run_out={tmp_path}/run"])
+    error = capsys.readouterr().err
+    assert "corpus.jsonl will take about 0.0 GiB of memory; " in caplog.text
+    assert (tmp_path / "run").exists() == is_enough
+    assert status == (0 if is_enough else 2)
+    if not is_enough:
+        assert error.endswith("and 0.0 GiB are free: use a machine with more\n")

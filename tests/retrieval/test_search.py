@@ -349,7 +349,7 @@ def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
     for compiled in (False, True):
         monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
         found, again_found = (
-            bm25.rank_by_bm25(each.bm25, ["title abcde", "?"], 9) for each in (first, again)
+            list(bm25.rank_by_bm25(each.bm25, ["title abcde", "?"], 9)) for each in (first, again)
         )
         assert found == again_found
         assert len(found[0]) == 9

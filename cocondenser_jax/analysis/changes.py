@@ -1,6 +1,6 @@
 """What changes for whom from one ranking to another: queries that gain, and queries that lose."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,10 +83,17 @@ def measure(
 ) -> Ranking:
     """Measures a run; see `evaluate_run` for all arguments but its name and its file."""
     measured = evaluate_run(qrels, run, metrics, ignore_identical_ids=ignore_identical_ids)
+    first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
+    return Ranking(name, source, measured, first)
+
+
+def first_of(
+    run: Run, queries: Iterable[str], *, ignore_identical_ids: bool = False
+) -> dict[str, list[str]]:
+    """Returns the DEPTH best passages that a run has for each query."""
     if ignore_identical_ids:
         run = drop_identical_ids(run)
-    first = {query: first_passages(run.get(query, {}), DEPTH) for query in qrels}
-    return Ranking(name, source, measured, first)
+    return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
 
 
 def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:

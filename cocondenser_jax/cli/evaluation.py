@@ -52,10 +52,10 @@ _COLUMNS = {
 )
 def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
-    from cocondenser_jax.analysis.changes import Judged, Ranking, measure
+    from cocondenser_jax.analysis.changes import Judged, Ranking, first_of
     from cocondenser_jax.collection.folder import read_queries, require_known
     from cocondenser_jax.collection.trec import read_qrels, read_run
-    from cocondenser_jax.evaluation.ranking import parse_metric, require_results
+    from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric, require_results
     from cocondenser_jax.evaluation.significance import compare, format_interval, format_p
 
     if data:
@@ -69,24 +69,18 @@ def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_i
         for path, each in runs.items():
             require_results(each, judgments, path)
 
-    def measured(path: Path) -> Ranking:
-        return measure(
-            str(path),
-            path,
-            runs[path],
-            judgments,
-            names,
-            ignore_identical_ids=ignore_identical_ids,
-        )
-
-    after = measured(run)
-    result: dict[str, Any] = {**after.metrics}
+    measured = {
+        path: evaluate_run(judgments, each, names, ignore_identical_ids=ignore_identical_ids)
+        for path, each in runs.items()
+    }
+    after = measured[run]
+    result: dict[str, Any] = {**after}
     if compare_with is None:
         print_metrics(result["mean"], None)
     else:
-        before = measured(compare_with)
-        result["compared_with"] = before.metrics
-        result["comparisons"] = compare(after.metrics["per_query"], before.metrics["per_query"])
+        before = measured[compare_with]
+        result["compared_with"] = before
+        result["comparisons"] = compare(after["per_query"], before["per_query"])
         rows = []
         for name, tests in result["comparisons"].items():
             values = tests | {
@@ -100,7 +94,16 @@ def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_i
             queries = read_queries(data)
             require_known(judgments, queries, "queries", qrels)
             judged = Judged(names[0], judgments, queries, data)
-            write_changes(report, before, after, judged)
+            old, new = (
+                Ranking(
+                    str(path),
+                    path,
+                    measured[path],
+                    first_of(runs[path], judgments, ignore_identical_ids=ignore_identical_ids),
+                )
+                for path in (compare_with, run)
+            )
+            write_changes(report, old, new, judged)
             print_text(f"report: {report}")
     if json_out:
         write_json(json_out, result)

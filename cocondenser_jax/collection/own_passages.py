@@ -61,6 +61,11 @@ def find_own_passages(
     return own
 
 
+def with_own(qrels: Qrels, own: Collection[str]) -> Qrels:
+    """Returns judgments in which a query that is a passage has itself: it is no other passage."""
+    return {q: grades | ({q: 1} if q in own else {}) for q, grades in qrels.items()}
+
+
 def likely_own_passages(run: Run, queries: Collection[str]) -> set[str]:
     """Finds the queries that seem to be passages, where no texts are known, by what they find.
 

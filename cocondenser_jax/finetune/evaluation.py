@@ -17,7 +17,7 @@ from cocondenser_jax.collection.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.collection.own_passages import find_own_passages
+from cocondenser_jax.collection.own_passages import find_own_passages, with_own
 from cocondenser_jax.finetune.trainer import DIVERGED
 from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.models import uses_bfloat16
@@ -75,8 +75,7 @@ class DevEvaluator(BaseEvaluator):
         if settings.run:
             run = Path(settings.run)
             self.files["eval_run"] = run
-            not_ranked = {q: grades | ({q: 1} if q in own else {}) for q, grades in qrels.items()}
-            others = read_candidates(run, not_ranked, passages, len(passages))
+            others = read_candidates(run, with_own(qrels, own), passages, len(passages))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         else:
             names = list(passages)

@@ -33,7 +33,7 @@ from cocondenser_jax.collection.mapped import (
     write_passages,
     write_pool,
 )
-from cocondenser_jax.collection.own_passages import find_own_passages
+from cocondenser_jax.collection.own_passages import find_own_passages, with_own
 from cocondenser_jax.collection.trec import Qrels, Run, read_run
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.finetune.processes import made_once
@@ -211,7 +211,7 @@ def read_training(
     )
     relevant = dict(judgments[i] for i in numbers)
     own = find_own_passages(queries, passages, relevant, str(settings.folder))
-    not_negative = {q: grades | ({q: 1} if q in own else {}) for q, grades in relevant.items()}
+    not_negative = with_own(relevant, own)
     candidates: Mapping[str, Names] = {}
     if settings.negatives_per_query and settings.negatives_run:
         files["negatives_run"] = Path(settings.negatives_run)

@@ -112,7 +112,7 @@ class Options(NamedTuple):
     """What a user may say of a model beside its folder, of the texts, and of the test."""
 
     given: Given = NOTHING_GIVEN  # of the model's vectors
-    backend: Name | None = None  # what trains it; None: see `choose_backend`
+    backend: Name | None = None  # what trains it; None: see `open_model`
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
     metric: str | None = None  # that decides; None: nDCG@10

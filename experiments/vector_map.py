@@ -30,13 +30,9 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.embeddings import (
-    open_shards,
-    passage_at,
-    read_manifest,
-    shard_vectors,
-)
-from cocondenser_jax.retrieval.models import is_normalized, load_retriever
+from cocondenser_jax.retrieval.embeddings import passage_at, read_manifest, shard_vectors
+from cocondenser_jax.retrieval.models import is_normalized
+from cocondenser_jax.retrieval.search import OpenIndex, open_index
 from cocondenser_jax.storage.files import new_folder
 from experiments.pseudo_queries import make_queries
 
@@ -115,20 +111,20 @@ def map_vectors(
       out: the folder that is made.
       teacher: the model and its embeddings of the same passages; None: the mean is taken off.
     """
-    retriever = load_retriever(model)
-    passages = _open(embeddings)
+    opened = _open(embeddings, model)
+    retriever, _, passages = opened
     if teacher is None:
         mean_D = _vectors(passages).mean(axis=0)
         learned = LinearMap(np.eye(len(mean_D), dtype=np.float32), -mean_D)
     else:
-        taught = _open(teacher[1])
-        if not taught["id"].equals(passages["id"]):
+        taught = _open(teacher[1], teacher[0])
+        if not taught.passages["id"].equals(passages["id"]):
             raise UserError(f"{embeddings} and {teacher[1]} are of different passages")
         texts = [passage_text(passage_at(passages, row)) for row in range(len(passages))]
         queries = make_queries(texts, N_QUERIES, seed=0)
         learned = learn_map(
-            _score_by(retriever, queries, passages, embeddings),
-            _score_by(load_retriever(teacher[0]), queries, taught, teacher[1]),
+            _score_by(opened, queries, embeddings),
+            _score_by(taught, queries, teacher[1]),
             to_unit_length=is_normalized(retriever),
             seed=0,
         )
@@ -151,20 +147,21 @@ def append_map(model: SentenceTransformer, learned: LinearMap) -> None:
     model.extend([layer, *([Normalize()] if scales else [])])
 
 
-def _open(embeddings: Path) -> pyarrow.Table:
-    return open_shards(embeddings, read_manifest(embeddings))
+def _open(embeddings: Path, model: Path) -> OpenIndex:
+    opened = open_index(embeddings, model)
+    if not isinstance(opened, OpenIndex) or "vector" not in opened.passages.column_names:
+        raise UserError(f"{embeddings} is an index: expected embeddings")
+    return opened
 
 
 def _vectors(passages: pyarrow.Table) -> np.ndarray:
     return np.concatenate(shard_vectors(passages)).astype(np.float32)
 
 
-def _score_by(
-    model: SentenceTransformer, queries: list[str], passages: pyarrow.Table, embeddings: Path
-) -> Vectors:
-    queries_QxD = model.encode_query(queries, show_progress_bar=True)
+def _score_by(opened: OpenIndex, queries: list[str], embeddings: Path) -> Vectors:
+    queries_QxD = opened.model.encode_query(queries, show_progress_bar=True)
     scale = read_manifest(embeddings).representation.score_scale
-    return Vectors(queries_QxD, _vectors(passages), scale)
+    return Vectors(queries_QxD, _vectors(opened.passages), scale)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -183,6 +180,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     given = make_parser().parse_args(arguments)
+    if (given.teacher is None) != (given.teacher_embeddings is None):
+        raise SystemExit("vector_map: --teacher and --teacher_embeddings go together")
     teacher = (given.teacher, given.teacher_embeddings) if given.teacher else None
     map_vectors(given.model, given.embeddings, given.out, teacher)
 

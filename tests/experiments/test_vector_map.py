@@ -196,3 +196,24 @@ def test_other_passages_are_refused(world, tmp_path):
             (folder / "teacher", tmp_path / "vectors"),
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_of_another_model_are_refused(world, tmp_path):
+    folder, _ = world
+    vectors = folder / "teacher.vectors"
+    with pytest.raises(UserError, match="was built with another model"):
+        vector_map.map_vectors(folder / "model", vectors, tmp_path / "out")
+    with pytest.raises(UserError, match="was built with another model"):
+        vector_map.map_vectors(
+            folder / "model",
+            folder / "model.vectors",
+            tmp_path / "out",
+            (folder / "model", vectors),
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["--teacher=here", "--teacher_embeddings=here"])
+def test_a_teacher_comes_with_its_embeddings(flag):
+    with pytest.raises(SystemExit, match="go together"):
+        vector_map.main(["--model=m", "--embeddings=e", "--out=o", flag])

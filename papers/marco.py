@@ -241,13 +241,18 @@ def _labels(model: str) -> Step:
     judge = cross_encoder(model, pool, f"$WORK/msmarco/{model}-0/judge", {})
     out = f"$WORK/msmarco/{model}-0/labels.trec"
     flags = "--split=train", "--depth=400", "--with_positives"
-    command = commands.rerank(f"{judge.out}/cross_encoder", MSMARCO.out, pool.out, out, *flags)
+    return _scored(judge, pool, out, N_QUERIES * 400, *flags)
+
+
+def _scored(judge: Step, run: Step, out: str, n_pairs: int, *flags: str) -> Step:
+    """The passages of a run with the scores of a cross-encoder."""
+    command = commands.rerank(f"{judge.out}/cross_encoder", MSMARCO.out, run.out, out, *flags)
     return Step(
         out,
         [command],
-        needs=[judge, MSMARCO, pool],
-        flop=N_QUERIES * 400 * PAIR,
-        bytes=costs.run_bytes(N_QUERIES * 400),
+        needs=[judge, MSMARCO, run],
+        flop=n_pairs * PAIR,
+        bytes=costs.run_bytes(n_pairs),
     )
 
 
@@ -285,14 +290,7 @@ def reranked(model: str, seed: int = 42) -> Ranker:
         first = dense(round2(model), split)
         out = f"$WORK/msmarco/{model}-reranked{seed}.{split}.trec"
         flags = f"--split={split}", "--depth=1000"
-        command = commands.rerank(f"{judge.out}/cross_encoder", MSMARCO.out, first.out, out, *flags)
-        return Step(
-            out,
-            [command],
-            needs=[judge, first, MSMARCO],
-            flop=N_DEV * 1000 * PAIR,
-            bytes=costs.run_bytes(N_DEV * 1000),
-        )
+        return _scored(judge, first, out, N_DEV * 1000, *flags)
 
     return Ranker(run, MSMARCO)
 

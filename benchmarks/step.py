@@ -250,13 +250,16 @@ def flax_side(
 def matmul_flops(width: int, dtype: str, n_devices: int = 1) -> float:
     """Returns the FLOP/s of the fastest of ten products of square matrices, one on each device."""
     import jax
-    import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     mesh = jax.make_mesh((n_devices,), ("devices",), devices=jax.local_devices()[:n_devices])
     one_each = NamedSharding(mesh, PartitionSpec("devices"))
     shape = (n_devices, width, width)
-    squares = jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=one_each)()
+    # A GPU multiplies equal numbers faster than others: they switch fewer of its transistors.
+    random = jax.jit(
+        lambda: jax.random.normal(jax.random.key(0), shape, dtype), out_shardings=one_each
+    )
+    squares = random()
     multiply = jax.jit(lambda x: x @ x, out_shardings=one_each)
     times = timeit.repeat(lambda: multiply(squares).block_until_ready(), number=1, repeat=11)
     return 2 * n_devices * width**3 / min(times[1:])  # the first compiles

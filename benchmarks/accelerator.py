@@ -81,14 +81,14 @@ GPU = Scale(
     encoders=("torch", "jax", "sentence-transformers"),
     matrix=8192,
     size=Size(12, 768, 2048, 128),
-    chunk_sizes=(64, 128, 256, 512),
+    chunk_sizes=(64, 128, 256),
     steps=5,
     exact_documents=64,
     passages=20_000,
     rows=128,
     texts="pydocs",
     documents=256,
-    seconds=300.0,
+    seconds=150.0,
     pretraining_steps=5_000,
 )
 # PyTorch has no part in a TPU. A core of a v3 has memory for chunks of 128 spans, and compiling a

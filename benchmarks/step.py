@@ -211,27 +211,9 @@ def flax_side(
     """Times our step over some devices, and matrix products of a width on the same."""
     import jax
 
-    from cocondenser_jax.configs import default
-    from cocondenser_jax.convert.from_torch import load_folder
-    from cocondenser_jax.corpus.batches import Batch
-    from cocondenser_jax.pretrain.devices import mapped_step, prepare_libtpu, replicate
-    from cocondenser_jax.pretrain.experiment import resolve_without_store
-    from cocondenser_jax.pretrain.step import initial_state
-
-    prepare_libtpu()
     devices = jax.local_devices()[:n_devices]
     before = _resident_bytes()
-    config = default.get_config().unlock()
-    config.data.update({"batch_size": size.documents, "length": LENGTH})
-    config.train.update({"chunk_size": size.chunk_size, "dtype": dtype})
-    loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
-    loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    batch = Batch(**np.load(folder / "batch.npz"))
-    settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
-    step = mapped_step(loaded, settings, devices)
-    state = replicate(initial_state(params, settings.optimizer), devices)
-    del params  # as a run does
-
+    step, state, batch = ready_step(folder, size, dtype, devices)
     losses, seconds = [], []
     for _ in range(n_steps + 1):
         start = time.perf_counter()
@@ -245,6 +227,29 @@ def flax_side(
     width = width or (2048 if devices[0].platform == "cpu" else 8192)
     peak = matmul_flops(width, dtype, n_devices)
     return Measured(losses[0], statistics.median(seconds[1:]), used, device_name(), peak)
+
+
+def ready_step(
+    folder: Path, size: Size, dtype: str, devices: list[Any]
+) -> tuple[Callable[..., Any], Any, Any]:
+    """Returns our step over some devices, its first state, and the batch, all of a folder."""
+    from cocondenser_jax.configs import default
+    from cocondenser_jax.convert.from_torch import load_folder
+    from cocondenser_jax.corpus.batches import Batch
+    from cocondenser_jax.pretrain.devices import mapped_step, prepare_libtpu, replicate
+    from cocondenser_jax.pretrain.experiment import resolve_without_store
+    from cocondenser_jax.pretrain.step import initial_state
+
+    prepare_libtpu()
+    config = default.get_config().unlock()
+    config.data.update({"batch_size": size.documents, "length": LENGTH})
+    config.train.update({"chunk_size": size.chunk_size, "dtype": dtype})
+    loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
+    loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    batch = Batch(**np.load(folder / "batch.npz"))
+    settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
+    step = mapped_step(loaded, settings, devices)
+    return step, replicate(initial_state(params, settings.optimizer), devices), batch
 
 
 def matmul_flops(width: int, dtype: str, n_devices: int = 1) -> float:

@@ -1,4 +1,4 @@
-"""Writes results, and makes the tables of five pages from them.
+"""Writes results, and makes the tables of six pages from them.
 
   python -m benchmarks.results
 
@@ -16,6 +16,7 @@ DOCS = FOLDER.parent / "docs"
 PAGES = (
     FOLDER / "README.md",
     DOCS / "adapt.md",
+    DOCS / "gpu.md",
     DOCS / "reliability.md",
     DOCS / "results.md",
     DOCS / "scaling.md",

@@ -14,8 +14,8 @@ from tqdm import tqdm
 _BLOCK_ROWS = 65_536
 # Queries that a block is multiplied with at once: their scores are 256 MiB.
 _QUERIES_AT_ONCE = 1_024
-# Queries that faiss compares with a vector after the other. It would do so with more than a hundred,
-# in up to fifteen times the time that a product of matrices takes; for these few it is faster.
+# Queries that faiss compares with one vector after the other. It would do so with more than a
+# hundred, in fifteen times the time that a product of matrices takes; for these few it is faster.
 _FEW_QUERIES = 3
 
 # From vectors_QxD and k to `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.

@@ -4,6 +4,7 @@ The texts stream through. Beside them, memory holds what tells duplicates: about
 document, or those of one task where the work is divided.
 """
 
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +20,12 @@ from cocondenser_jax.corpus.sources import open_source, read_documents, read_pie
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.tasks import (
+    documents_of_task,
     duplicates_of_task,
     find_duplicates,
     hash_task,
     read_task,
+    require_unchanged,
     stage_file,
     text_digest,
 )
@@ -34,10 +37,12 @@ from cocondenser_jax.corpus.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
 from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare, task_folder
 from cocondenser_jax.workers import Engine, run_tasks
+
+logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
@@ -106,8 +111,9 @@ def build_in_tasks(
 ) -> dict[str, Any]:
     """Builds the store of `build_store` in `engine.tasks` tasks; resumes where it was stopped.
 
-    Opened as one store, the folders of the tasks hold the same documents in the same order. Returns
-    `counts` and `dropped` of all.
+    Opened as one store, the folders of the tasks hold the same documents in the same order. Where
+    the source has changed, the folders that depend on it are made again. Returns `counts` and
+    `dropped` of all.
     """
     check_cutting(max_tokens, short_span_prob)
     tokenizer_sha256 = load_tokenizer(tokenizer).sha256
@@ -155,8 +161,12 @@ def _count_documents(source: str, pieces: Sequence[Piece]) -> int:
 def _run_stages(
     settings: StoreSettings, tokenizer: str, n_documents: int | None, out: Path, engine: Engine
 ) -> None:
-    """Runs the tasks of the three stages, unless all folders of the store are there."""
+    """Runs the tasks of the three stages; the first always, which tells whether the source changed.
+
+    It runs the others unless all folders of the store are there.
+    """
     work = out / "work"
+    shutil.rmtree(work, ignore_errors=True)
 
     def folder(index: int) -> Path:
         return task_folder(out, (index, engine.tasks))
@@ -164,13 +174,34 @@ def _run_stages(
     def run(stage: str, function: Callable[..., object], target: Callable[[int], Path]) -> None:
         run_tasks(stage, function, lambda index: target(index).exists(), engine, work)
 
-    if all(folder(index).exists() for index in range(engine.tasks)):
-        return
     hash_documents = partial(hash_task, settings.source, n_documents, work)
     build = partial(build_task, settings, tokenizer, n_documents, out, work)
     run("digests", hash_documents, partial(stage_file, work, "digests"))
+    folders = [folder(index) for index in range(engine.tasks)]
+    _remove_outdated(settings.source, folders, out, work)
+    if all(each.exists() for each in folders):
+        return
     run("duplicates", partial(find_duplicates, work), partial(stage_file, work, "duplicates"))
     run("corpus", build, folder)
+
+
+def _remove_outdated(source: str, folders: Sequence[Path], out: Path, work: Path) -> None:
+    """Removes the folders of tasks that read other documents than now, or come after such a task.
+
+    A later one may have kept, or dropped, a document that repeats one of them. `documents.json`
+    says what each task read.
+    """
+    file = out / "documents.json"
+    documents = [documents_of_task(work, index) for index in range(len(folders))]
+    earlier = read_object(file, {}).get("sha256", [""] * len(folders))
+    changed = (now != before for now, before in zip(documents, earlier, strict=True))
+    first = next((index for index, is_other in enumerate(changed) if is_other), len(folders))
+    if outdated := [folder for folder in folders[first:] if folder.exists()]:
+        names = first_three([folder.name for folder in outdated])
+        logger.warning("%s has changed: making %s of %s again", source, names, out)
+    for folder in outdated:
+        shutil.rmtree(folder)
+    write_json(file, {"sha256": documents})
 
 
 def build_task(
@@ -183,11 +214,12 @@ def build_task(
 ) -> None:
     """Makes the folder of `out` that task i of n of a corpus fills, as `build_store`.
 
-    `n_documents` and `task` are as in `tasks.read_task`; `work` has what `tasks.find_duplicates`
-    wrote about all tasks.
+    `n_documents` and `task` are as in `tasks.read_task`; `work` has what `tasks.hash_task` and
+    `tasks.find_duplicates` wrote about all tasks.
     """
     duplicates = duplicates_of_task(work, task)
     documents = read_task(settings.source, n_documents, task)
+    documents = require_unchanged(documents, settings.source, work, task[0])
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
         _write_store(folder, documents, lambda n, _: n in duplicates, loaded, settings, task)

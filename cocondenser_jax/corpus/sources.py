@@ -71,9 +71,16 @@ def read_pieces(source: str, pieces: Sequence[Piece]) -> Iterator[Document]:
 def documents_sha256(source: str) -> str:
     """Returns the SHA-256 of the names and texts of a source's documents, in their order."""
     digest = hashlib.sha256()
-    for document in read_documents(source):
-        digest.update(json.dumps(document).encode())
+    for _ in hashed(read_documents(source), digest):
+        pass
     return digest.hexdigest()
+
+
+def hashed(documents: Iterable[Document], digest: "hashlib._Hash") -> Iterator[Document]:
+    """Streams documents, and adds each of them to a digest."""
+    for document in documents:
+        digest.update(json.dumps(document).encode())
+        yield document
 
 
 def open_source(source: str) -> list[Piece]:

@@ -3,7 +3,8 @@
 What the tasks read, one after the other, is the source. Two stages find duplicates, neither with
 more in memory than one task's digests: `hash_task` writes the digests of a task's documents, in
 order; `find_duplicates` reads one range of digests from the files of all tasks. Of several
-documents with one text the first in the source stays, as on one machine.
+documents with one text the first in the source stays, as on one machine: what a task makes depends
+on what it and those before it read.
 """
 
 import hashlib
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from cocondenser_jax.corpus.records import Document
-from cocondenser_jax.corpus.sources import open_source
-from cocondenser_jax.storage.files import new_file
+from cocondenser_jax.corpus.sources import hashed, open_source
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.storage.files import new_file, write_text
 
 _DIGEST_RANGE = 1 << 64  # of the first half of a digest
 
@@ -41,7 +43,9 @@ def read_task(source: str, n_documents: int | None, task: tuple[int, int]) -> It
     end = (index + 1) * n_items // n_tasks
     if n_documents is None:
         return chain.from_iterable(piece() for piece in pieces[begin:end])
-    return islice(chain.from_iterable(piece() for piece in pieces), begin, end)
+    # The source may have grown since its documents were counted: the last task reads to its end.
+    documents = chain.from_iterable(piece() for piece in pieces)
+    return islice(documents, begin, end if end < n_documents else None)
 
 
 def stage_file(work: Path, stage: str, index: int) -> Path:
@@ -49,15 +53,36 @@ def stage_file(work: Path, stage: str, index: int) -> Path:
     return work / stage / f"{index:05d}.npy"
 
 
+def documents_of_task(work: Path, index: int) -> str:
+    """Returns the SHA-256 of the documents that `hash_task` read."""
+    return _hash_file(work, index).read_text()
+
+
+def _hash_file(work: Path, index: int) -> Path:
+    return stage_file(work, "digests", index).with_suffix(".sha256")
+
+
+def require_unchanged(
+    documents: Iterator[Document], source: str, work: Path, index: int
+) -> Iterator[Document]:
+    """Streams the documents of a task; raises a UserError unless they are those of `hash_task`."""
+    read = hashlib.sha256()
+    yield from hashed(documents, read)
+    if read.hexdigest() != documents_of_task(work, index):
+        raise UserError(f"{source} has changed while it was read: run the command again")
+
+
 def hash_task(source: str, n_documents: int | None, work: Path, task: tuple[int, int]) -> None:
     """Writes the digests of a task's documents, in ascending order: halves, and number."""
-    documents = read_task(source, n_documents, task)
+    read = hashlib.sha256()
+    documents = hashed(read_task(source, n_documents, task), read)
     digests = b"".join(
         text_digest(document.text) + number.to_bytes(8, "big")
         for number, document in enumerate(documents)
         if document.text.strip()
     )
     rows_Dx3 = np.frombuffer(digests, ">u8").reshape(-1, 3).astype(np.uint64)
+    write_text(_hash_file(work, task[0]), read.hexdigest())
     _save(stage_file(work, "digests", task[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
 
 

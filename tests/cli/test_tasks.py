@@ -11,12 +11,13 @@ import pytest
 
 from cocondenser_jax import workers
 from cocondenser_jax.cli import main
+from cocondenser_jax.corpus import build
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.retrieval import encode
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.workers import Engine
 from tests.cli.workplace import make_workplace
-from tests.world import make_texts
+from tests.world import make_texts, write_records, write_tokenizer
 
 
 def contents(store):
@@ -47,14 +48,68 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
         f"task-0000{index}-of-00007" for index in range(7)
     ]
     assert main([*in_tasks, "--workers=1"]) == 0  # nothing is left to do
-    assert "tasks" not in capsys.readouterr().err
+    progress = capsys.readouterr().err
+    assert "digests: 100%" in progress  # whether the source has changed
+    assert "corpus: " not in progress
     assert {path: path.stat().st_mtime_ns for path in made} == made
     shutil.rmtree(tmp_path / "many" / "task-00004-of-00007")
     assert main([*in_tasks, "--workers=1"]) == 0
     assert {p: p.stat().st_mtime_ns for p in made if "00004" not in str(p)}.items() <= made.items()
     assert contents(open_store(tmp_path / "many")) == contents(open_store(tmp_path / "one"))
-    assert main([*in_tasks, "--max_tokens=12"]) == 2
-    assert "max_tokens=10, now it is 12" in capsys.readouterr().err
+    other = write_tokenizer(tmp_path / "uncased", ["other words in another order"])
+    for flag, message in (
+        ("--max_tokens=12", "max_tokens=10, now it is 12"),
+        ("--short_span_prob=0.5", "short_span_prob=0.0, now it is 0.5"),
+        ("--tasks=6", "tasks=7, now it is 6"),
+        (f"--tokenizer={other}", "tokenizer_sha256="),
+    ):
+        assert main([*in_tasks, flag]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs tasks without workers, one after the other."""
+
+    def run(work, missing, engine, bar):
+        for index in missing:
+            workers._run_task(work, index)
+
+    monkeypatch.setitem(workers._EXECUTORS, "local", run)
+
+
+@pytest.mark.parametrize("n_files", [4, 1])
+def test_a_corpus_that_changes_is_made_again_from_there_on(
+    tmp_path, command, in_this_process, n_files, monkeypatch, caplog
+):
+    *texts, other = make_texts(9, n_sentences=5, seed=1)
+    twins = [*texts[:7], texts[2]]  # documents 2 and 7 are one text
+
+    def write(documents):
+        for k in range(n_files):
+            rows = [*enumerate(documents)][k * 8 // n_files : (k + 1) * 8 // n_files]
+            if k == n_files - 1:
+                rows += [*enumerate(documents)][8:]
+            lines = [{"id": f"d{i}", "text": text} for i, text in rows]
+            write_records(tmp_path / "source" / f"{k}.jsonl", lines)
+
+    write(twins)
+    command = [*command, f"--source={tmp_path}/source", "--tasks=4", f"--out={tmp_path}/many"]
+    with monkeypatch.context() as patch:  # it ends before it removes its work
+        patch.setattr(build, "open_store", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(command) == 130
+    assert (tmp_path / "many" / "work" / "digests").exists()
+    folders = sorted((tmp_path / "many").glob("task-*"))
+    kept = folders[0].stat().st_ino
+    write([*texts[:2], other, *twins[3:], "One sentence more than there was before."])
+    assert main(command) == 0
+    assert f"making {', '.join(folder.name for folder in folders[1:])} of" in caplog.text
+    assert folders[0].stat().st_ino == kept
+    one = [*command[:3], f"--source={tmp_path}/source", "--max_tokens=10", f"--out={tmp_path}/one"]
+    assert main(one) == 0
+    found = contents(open_store(tmp_path / "many"))
+    assert found == contents(open_store(tmp_path / "one"))
+    assert sorted({name.split(":")[-1] for name in found[0]}) == [f"d{i}" for i in range(9)]
 
 
 def test_a_task_that_cannot_be_read_is_named(tmp_path, command, capsys):
@@ -222,16 +277,10 @@ def test_vectors_on_slurm(tmp_path, model_folder, beir, slurm):
     assert len(list((tmp_path / "out").glob("*/*.arrow"))) == 2
 
 
-def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, monkeypatch):
+def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, in_this_process, monkeypatch):
     loaded = []
     load = encode.load_as
     monkeypatch.setattr(encode, "load_as", lambda *a, **k: loaded.append(1) or load(*a, **k))
-
-    def run_without_workers(work, missing, engine, bar):
-        for index in missing:
-            workers._run_task(work, index)
-
-    monkeypatch.setitem(workers._EXECUTORS, "local", run_without_workers)
     encode._load_encoder_once.cache_clear()
     encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out", engine=Engine(tasks=3))
     encode._load_encoder_once.cache_clear()

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.corpus import tasks
-from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
+from cocondenser_jax.errors import UserError
 from tests.world import write_in_tasks, write_records
 
 
@@ -63,6 +64,20 @@ def test_digests_at_the_ends_of_ranges_belong_to_one(tmp_path):
         tasks.find_duplicates(tmp_path, (index, 4))
     paths = [tasks.stage_file(tmp_path, "duplicates", index) for index in range(4)]
     assert [np.load(path).tolist() for path in paths] == [[], [], [[2, 4]], [[3, 7]]]
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_an_error(wordpiece_folder, tmp_path):
+    """Its duplicates are those of what it was."""
+    text = "A text of a few words, one of which changes."
+    source = write_records(tmp_path / "texts.jsonl", [{"text": text}])
+    work = tmp_path / "work"
+    tasks.hash_task(str(source), None, work, (0, 1))
+    tasks.find_duplicates(work, (0, 1))
+    write_records(source, [{"text": text.replace("few", "new")}])
+    settings = StoreSettings(source=str(source), max_tokens=24, short_span_prob=0.0, pieces=1)
+    with pytest.raises(UserError, match=r"texts\.jsonl has changed while it was read"):
+        build_task(settings, str(wordpiece_folder), None, tmp_path / "out", work, (0, 1))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("n_files", [1, 9])

@@ -33,6 +33,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus
+from cocondenser_jax.finetune.processes import on_one_gpu
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import new_folder
 
@@ -119,7 +120,7 @@ def train(method: str, model_folder: Path, corpus: Path, core_minutes: float, ou
         )
         trainer = SentenceTransformerTrainer(
             model=model,
-            args=arguments,
+            args=on_one_gpu(arguments),
             train_dataset=passages,
             loss=make_loss(method, model),
             callbacks=[_StopAfter(60 * core_minutes)],

@@ -1,6 +1,7 @@
 """The command line that repeats rows of tables."""
 
 import argparse
+import os
 import shlex
 import shutil
 import signal
@@ -14,6 +15,7 @@ from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.storage.files import write_json
 from papers import estimates
+from papers.gpus import on_gpus
 from papers.steps import (
     Best,
     Command,
@@ -165,11 +167,16 @@ def execute(command: Command) -> int:
 
     `cocondenser ...` and `python ...` run with this Python, whatever is on the PATH.
     """
-    print(f"$ {shlex.join(command)}", flush=True)
+    from cocondenser_jax.retrieval.gpus import visible_gpus  # imports PyTorch
+
+    command, variables = on_gpus(command, visible_gpus(in_torch=True))
+    shown = [f"{name}={value}" for name, value in variables.items()]
+    print(" ".join(["$", *shown, shlex.join(command)]), flush=True)
     program, *words = command
     if program == "cocondenser":
         words = ["-m", "cocondenser_jax.cli", *words]
-    with subprocess.Popen([sys.executable, *words]) as process:
+    environment = {**os.environ, **variables}
+    with subprocess.Popen([sys.executable, *words], env=environment) as process:
         try:
             return process.wait()
         except SystemExit:  # asked to end; Ctrl-C has also reached the process, which then saves

@@ -44,6 +44,7 @@ from sentence_transformers.sentence_transformer.losses import (
 
 from cocondenser_jax.cli.output import print_metrics
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.finetune.processes import on_one_gpu
 from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever, new_parameters, uses_bfloat16
@@ -205,7 +206,7 @@ def train(arguments: argparse.Namespace) -> None:
             report_to="none",
         )
         loss = task.make_loss(model)
-        SentenceTransformerTrainer(model, training, rows, loss=loss).train()
+        SentenceTransformerTrainer(model, on_one_gpu(training), rows, loss=loss).train()
         model.save_pretrained(str(folder), create_model_card=False)
 
 

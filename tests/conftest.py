@@ -292,6 +292,21 @@ def spans(model_type):
 
 
 @pytest.fixture
+def trains_on_two_gpus(monkeypatch):
+    """Makes transformers divide batches among two GPUs unless it is told otherwise."""
+    from transformers import TrainingArguments
+
+    setup = TrainingArguments._setup_devices.func
+
+    def with_two_gpus(self):
+        device = setup(self)
+        self._n_gpu = 2
+        return device
+
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", property(with_two_gpus))
+
+
+@pytest.fixture
 def small_disk():
     """Gives a function after which no file can grow beyond so many bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

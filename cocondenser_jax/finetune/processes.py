@@ -5,11 +5,15 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from transformers import TrainingArguments
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_folder
+
+T = TypeVar("T", bound=TrainingArguments)
 
 
 def is_main_process() -> bool:
@@ -37,6 +41,15 @@ def require_gpu_each(words: Sequence[str]) -> None:
             f"torchrun starts {n_processes} processes for {n_gpus} visible GPUs: expected"
             f" --nproc_per_node={n_gpus}"
         )
+
+
+def on_one_gpu(arguments: T) -> T:
+    """Makes a process compute on one GPU, also where more are visible; returns the arguments.
+
+    transformers (5.23) would divide among all of them batches that are as many times larger.
+    """
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
 
 
 def require_equal_shares(batch_size: int) -> None:

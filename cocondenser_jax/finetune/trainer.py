@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune.processes import is_main_process
+from cocondenser_jax.finetune.processes import is_main_process, on_one_gpu
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, uses_bfloat16
 from cocondenser_jax.storage.files import (
     file_sha256,
@@ -107,10 +107,7 @@ def arguments(kind: type[T], settings: TrainerSettings, **others: Any) -> T:
       settings: of all tasks.
       others: arguments of the task alone.
     """
-    made = kind(**(_common_arguments(settings) | others))
-    # A process computes on one GPU, also where more are visible: see `processes.require_gpu_each`.
-    made._n_gpu = min(made.n_gpu, 1)
-    return made
+    return on_one_gpu(kind(**(_common_arguments(settings) | others)))
 
 
 def _common_arguments(settings: TrainerSettings) -> dict[str, Any]:

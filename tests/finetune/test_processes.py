@@ -5,7 +5,6 @@ import shlex
 import pytest
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
-from transformers import TrainingArguments
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.finetune import trainer
@@ -62,16 +61,8 @@ def test_processes_that_cannot_share_a_step_are_refused(config, monkeypatch, tmp
     assert "batch_size is 8: expected a multiple of the 3 processes" in capsys.readouterr().err
 
 
-def test_a_process_never_divides_a_batch_among_gpus(config, monkeypatch, tmp_path):
+def test_a_process_never_divides_a_batch_among_gpus(config, trains_on_two_gpus, tmp_path):
     """As quickstart and adapt train, which no torchrun has started."""
-    setup = TrainingArguments._setup_devices.func
-
-    def with_two_gpus(self):
-        device = setup(self)
-        self._n_gpu = 2
-        return device
-
-    monkeypatch.setattr(TrainingArguments, "_setup_devices", property(with_two_gpus))
     settings = resolve(config, tmp_path).trainer
     assert SentenceTransformerTrainingArguments(output_dir=tmp_path, use_cpu=True).n_gpu == 2
     assert trainer.arguments(SentenceTransformerTrainingArguments, settings).n_gpu == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain.accelerators import CARDS, TPUS
 from papers import costs, estimates
 from papers.estimates import estimate, require_free, require_room
 from papers.reproduce import PAPERS
@@ -31,6 +32,14 @@ def test_hours_are_those_of_the_roofline_at_a_fraction_of_the_peak():
     both = of(step, encode._replace(out="W/other"))
     assert both.pretraining == estimated.pretraining
     assert both.others == {"A100": pytest.approx(11.3, rel=0.01), "H100": pytest.approx(3.6, 0.05)}
+
+
+def test_peaks_are_those_of_the_plan():
+    """Of one table: papers/ imports no part of pre-training."""
+    cards = {"A100": "a100-80gb", "H100": "h100"}
+    peaks = {name: CARDS[card].limits.compute for name, card in cards.items()}
+    peaks[estimates.TPU] = 8 * TPUS["v3"].compute
+    assert {name: peak * 1e12 for name, peak in peaks.items()} == estimates.PEAKS
 
 
 def test_cores_are_counted():

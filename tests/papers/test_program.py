@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from papers import commands
+from papers.gpus import on_gpus
 from papers.program import Study, execute, run_program
 from papers.reproduce import PAPERS, main
 from papers.steps import Step
@@ -121,6 +123,50 @@ def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, capfd):
     with pytest.raises(SystemExit, match="2"):
         reproduce("bad")
     assert "exit status 2: cocondenser evaluate" in capfd.readouterr().err
+
+
+def on(n_gpus, words):
+    command, variables = on_gpus(words.split(), [f"GPU-{number}" for number in range(n_gpus)])
+    return shlex.join([*(f"{name}={value}" for name, value in variables.items()), *command])
+
+
+def test_a_batch_stays_what_it_is_on_several_gpus():
+    """With queries of MS MARCO's batch, 8, and of NQ's, 128."""
+    launch = "python -m torch.distributed.run --standalone --nproc_per_node={}"
+    launch += " -m cocondenser_jax.cli finetune"
+    inputs = "--config.model.folder=m --config.data.folder=d --config.data.negatives_run=r"
+    marco = f"--workdir=W --config=configs/finetune.py {inputs}"
+    for n_gpus, n_processes in ((2, 2), (3, 2), (7, 4), (8, 8), (16, 8)):
+        words = f"cocondenser finetune {marco}"
+        assert on(n_gpus, words) == f"{launch.format(n_processes)} {marco}"
+    nq = f"--config=configs/finetune.py:nq --workdir=W {inputs}"
+    assert on(16, f"cocondenser finetune {nq}") == f"{launch.format(16)} {nq}"
+    three = f"{marco} --config.data.batch_size=3"
+    assert on(8, f"cocondenser finetune {three}") == f"{launch.format(3)} {three}"
+    seven = f"cocondenser finetune {marco} --config.data.batch_size=7"
+    assert on(2, seven) == f"CUDA_VISIBLE_DEVICES=GPU-0 {seven}"
+    for n_gpus in (0, 1):
+        assert on(n_gpus, f"cocondenser finetune {marco}") == f"cocondenser finetune {marco}"
+
+
+def test_other_commands_of_a_recipe_on_gpus():
+    retrieve = "cocondenser retrieve --embeddings=e --run_out=r"
+    assert [on(n, retrieve) for n in (0, 1, 8)] == [retrieve, *[f"{retrieve} --device=cuda"] * 2]
+    script = "python -m papers.abs_rank --workdir=W"
+    assert [on(n, script) for n in (0, 1, 8)] == [script] * 2 + [
+        f"CUDA_VISIBLE_DEVICES=GPU-0 {script}"
+    ]
+    for words in ("cocondenser pretrain --config=c", "cocondenser encode --out=o"):
+        assert on(8, words) == words
+
+
+def test_a_recipe_runs_on_the_gpus_that_are_visible(monkeypatch, capfd):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,5")
+    program = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    assert execute(["python", "-c", program]) == 0
+    printed = capfd.readouterr().out
+    assert printed == f"$ CUDA_VISIBLE_DEVICES=4 python -c {shlex.quote(program)}\n4\n"
 
 
 def test_programs_of_a_recipe_run_with_this_python(monkeypatch):

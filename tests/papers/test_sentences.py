@@ -126,6 +126,17 @@ def test_pairs_are_taught_their_cosine(monkeypatch, make_model, files):
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_batch_is_not_divided_among_gpus(monkeypatch, model_folder, files, trains_on_two_gpus):
+    def note(model, arguments, *_, **__):
+        assert (arguments.n_gpu, arguments.train_batch_size) == (1, 16)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sentences, "SentenceTransformerTrainer", note)
+    words = ["--task=stsb", f"--model={model_folder}", f"--data={files[0] / 'stsb'}"]
+    with pytest.raises(KeyboardInterrupt):
+        sentences.main(["train", *words, f"--out={files[0] / 'encoder'}"])
+
+
 def test_triplets_are_taught_their_distances(monkeypatch, make_model, files):
     loss, model = first_loss(monkeypatch, make_model, files, "sections")
     anchors, positives, negatives = (model.encode(files[1][i::3]) for i in range(3))

@@ -14,6 +14,7 @@ from cocondenser_jax.representation import (
     Representation,
     passage_prompt,
     query_prompt,
+    title_separator,
 )
 
 
@@ -24,6 +25,7 @@ class ProbeSettings(NamedTuple):
     data: str  # a folder to search; "": none
     split: str
     passages: int  # sample of the folder's; 0: all
+    title_separator: str = " "  # between a passage's title and its text
 
 
 class VectorSettings(NamedTuple):
@@ -79,7 +81,8 @@ def reading_as(experiment: Experiment, representation: Representation) -> Experi
         query_length=representation.query_length,
         passage_length=representation.passage_length,
     )
-    return experiment._replace(batches=batches)
+    probe = experiment.probe._replace(title_separator=title_separator(prompts))
+    return experiment._replace(batches=batches, probe=probe)
 
 
 def resolve_without_store(

@@ -174,8 +174,9 @@ def _open_search(
 ) -> Callable[[Any], dict[str, float]]:
     """Returns a function of parameters that searches a sample of the passages of `probe.data`.
 
-    Texts are read as those of a batch are: as many tokens, behind the same prompts. Where queries
-    are passages, they do not find themselves (see `own_passages`).
+    Texts are read as those of a batch are: as many tokens, behind the same prompts. What stands
+    between a passage's title and its text is what `encode` puts there. Where queries are passages,
+    they do not find themselves (see `own_passages`).
     """
     folder = Path(settings.data)
     split = settings.split
@@ -193,7 +194,8 @@ def _open_search(
     )[::-1]
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
-    texts = {passage.id: collection.passage_text(passage) for passage in passages}
+    separator = settings.title_separator
+    texts = {passage.id: collection.passage_text(passage, separator) for passage in passages}
     own = find_own_passages(queries, texts, qrels, settings.data)
     batch = _batch_of(([*queries.values()], [*texts.values()]), spec, store)
     hosts.broadcast_and_compare(

@@ -132,9 +132,16 @@ def no_compiler(missing: str) -> UserError:
 
 def _memory_fraction() -> float:
     """Returns the fraction of a GPU's memory that JAX takes, set as JAX reads it."""
-    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-    given = [os.environ[name] for name in names if os.environ.get(name)]
-    return float(given[0]) if given else _GPU_MEMORY_FRACTION
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        if given := os.environ.get(name):
+            try:
+                fraction = float(given)
+            except ValueError:
+                fraction = 0.0
+            if not 0 < fraction <= 1:
+                raise UserError(f"{name} is {given!r}: expected a number above 0 and up to 1")
+            return fraction
+    return _GPU_MEMORY_FRACTION
 
 
 def describe_to_xla(card: Card) -> str:

@@ -113,6 +113,17 @@ print(json.dumps([kinds, len({{device.process_index for device in machine.device
     assert memory == 0.9 * card.limits.memory
 
 
+@pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+def test_a_fraction_of_memory_that_is_none_is_refused(name, monkeypatch):
+    for given, expected in (("0.9", 0.9), ("1", 1.0), ("", 0.75)):
+        monkeypatch.setenv(name, given)
+        assert module._memory_fraction() == expected
+    for given in ("90%", "0", "1.5", "-0.5", "nan"):
+        monkeypatch.setenv(name, given)
+        with pytest.raises(UserError, match=f"{name} is '{given}': expected a number above 0"):
+            module._memory_fraction()
+
+
 def in_a_process(program, **environment):
     """Returns what a program prints as JSON in a process where JAX and libtpu have no settings."""
     names = ("JAX_", "XLA_", "TPU_", "LIBTPU_", "ALLOW_")

@@ -118,7 +118,7 @@ reproduce: .venv/tools
 	  tests/papers/test_repeat.py tests/experiments/test_reproduce.py
 
 fuzz: .venv/tools
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 \
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 --timeout=0 \
 	  tests/test_fuzz.py tests/test_fuzz_folders.py tests/*/test_fuzz.py
 
 mutants: .venv/mutants

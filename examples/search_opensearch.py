@@ -1,0 +1,87 @@
+r"""Searches in OpenSearch, by k-NN and BM25 in one query, instead of a faiss and a BM25 index.
+
+pip install opensearch-py
+cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings
+python examples/search_opensearch.py --embeddings=runs/embeddings --model=MODEL \
+    --database=http://localhost:9200 --query="oscar winners in 1953"
+
+For OpenSearch 2.11 or later. It was not tested with a real one: the tests have a server that
+answers as OpenSearch's documentation says.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+from opensearchpy import OpenSearch, helpers
+
+import cocondenser_jax as cj
+from cocondenser_jax.cli.output import print_search
+
+DEPTH = 100  # of each of the two rankings, before they are fused
+FUSION = {
+    "normalization-processor": {
+        "normalization": {"technique": "min_max"},
+        "combination": {"technique": "arithmetic_mean", "parameters": {"weights": [0.5, 0.5]}},
+    }
+}
+
+
+def read_passages(embeddings: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of all shards, with the names of the shards' columns."""
+    shards = pyarrow.dataset.dataset(sorted(embeddings.rglob("*.arrow")), format="arrow")
+    for batch in shards.to_batches(batch_size=1_000):
+        yield from batch.to_pylist()
+
+
+def load(client: OpenSearch, embeddings: Path, size: int) -> None:
+    """Fills a new index, and names it "passages" when it has all of them."""
+    method = {"name": "hnsw", "engine": "faiss", "space_type": "innerproduct"}
+    fields = {
+        "id": {"type": "keyword"},
+        "title": {"type": "text", "copy_to": "words"},
+        "text": {"type": "text", "copy_to": "words"},
+        "words": {"type": "text", "analyzer": "english"},  # of title and text, for BM25
+        "vector": {"type": "knn_vector", "dimension": size, "method": method},
+    }
+    body = {"settings": {"index": {"knn": True}}, "mappings": {"properties": fields}}
+    client.indices.delete(index="passages-1", ignore_unavailable=True)
+    client.indices.create(index="passages-1", body=body)
+    helpers.bulk(client, read_passages(embeddings), index="passages-1")
+    client.indices.refresh(index="passages-1")
+    client.indices.put_alias(index="passages-1", name="passages")
+
+
+def main() -> None:
+    """Loads the passages the first time, and prints the best for a query."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--embeddings", type=Path, required=True)
+    parser.add_argument("--database", required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--query", required=True)
+    parser.add_argument("--top_k", type=int, default=10)
+    arguments = parser.parse_args()
+    vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query).tolist()
+
+    client = OpenSearch(arguments.database)
+    if not client.indices.exists_alias(name="passages"):
+        load(client, arguments.embeddings, len(vector_D))
+    depth = max(DEPTH, arguments.top_k)
+    lexical = {"match": {"words": arguments.query}}
+    dense = {"knn": {"vector": {"vector": vector_D, "k": depth}}}
+    body = {
+        "size": depth,
+        "_source": ["id", "title", "text"],
+        "query": {"hybrid": {"queries": [lexical, dense]}},
+        "search_pipeline": {"phase_results_processors": [FUSION]},
+    }
+    found = client.search(index="passages", body=body)["hits"]["hits"][: arguments.top_k]
+    rows = [(hit["_score"], hit["_source"]) for hit in found]
+    hits = [(score, f"{p['id']}  {p['title']}".rstrip(), p["text"]) for score, p in rows]
+    print_search(arguments.query, hits)
+
+
+if __name__ == "__main__":
+    main()

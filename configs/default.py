@@ -11,6 +11,7 @@ from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import BOUNDS
 from cocondenser_jax.representation import SPELLINGS
+from cocondenser_jax.storage.trackers import TRACKERS
 
 
 def _within(name: str) -> Interval:
@@ -158,6 +159,9 @@ SETTINGS = {
         5_000, Interval(0), "passages", "searched in probe.data, all relevant ones included; 0: all"
     ),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
+    "tracker": Setting(
+        "none", TRACKERS, "", "what gets the metrics beside metrics.jsonl, see docs/python.md"
+    ),
 }
 
 

@@ -51,11 +51,15 @@ from ml_collections import ConfigDict
 from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import POOLINGS, Similarity
+from cocondenser_jax.storage.trackers import TRACKERS
 
 # What fine-tuning has, whatever its task.
 GENERAL = {
     "seed": Setting(42, Interval(0), "", "order, negatives, dropout, new heads"),
     "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
+    "tracker": Setting(
+        "none", TRACKERS, "", "what gets the metrics beside metrics.jsonl, see docs/python.md"
+    ),
 }
 DATA = {
     "data.folder": Setting("", GIVEN, "", "folder in BEIR or MS MARCO layout"),

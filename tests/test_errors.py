@@ -69,6 +69,9 @@ def test_first_three_names():
         ("tensorflow_datasets", "tfds"),
         ("datatrove.executor", "cluster"),
         ("ray", "ray"),
+        ("tensorboard.compat", "tensorboard"),
+        ("wandb", "wandb"),
+        ("trackio", "trackio"),
     ],
 )
 def test_a_missing_package_is_worded_as_the_extra_that_holds_it(name, extra):
@@ -82,6 +85,9 @@ def test_a_missing_package_of_no_extra_is_not_worded(name):
     assert name_extra(ModuleNotFoundError(name=name)) is None
 
 
+PRETRAIN = ["pretrain", "--config=configs/small.py", "--workdir=run", "--config.data.store=none"]
+FINETUNE = ["finetune", "--config=configs/finetune.py", "--workdir=run"]
+FINETUNE += ["--config.model.folder=none", "--config.data.folder=none"]
 IN_PARTS = ["--source=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
 
 
@@ -93,6 +99,8 @@ IN_PARTS = ["--source=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
         ("tensorflow_datasets", ["vocabulary", "--source=tfds:lm1b", "--out=v"]),
         ("datatrove", ["corpus", *IN_PARTS, "--executor=slurm"]),
         ("ray", ["corpus", *IN_PARTS, "--executor=ray"]),
+        ("wandb", [*PRETRAIN, "--config.tracker=wandb"]),
+        ("trackio", [*FINETUNE, "--config.tracker=trackio"]),
     ],
 )
 def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package, command):

@@ -25,6 +25,7 @@ from cocondenser_jax.representation import Given
 from cocondenser_jax.storage.files import require_absent
 from cocondenser_jax.storage.model_folder import require_outside
 from cocondenser_jax.storage.runs import flatten, lock_folder, require_own
+from cocondenser_jax.storage.trackers import require_tracker
 
 _RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that name a TREC run
 
@@ -42,6 +43,8 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
       seconds, pairs trained on, and the best evaluation's step, metric and loss.
     """
+    if is_main_process():
+        require_tracker(config.tracker)
     settings = resolve(config, workdir)
     _require_runs(config)
     require_outside(Path(config.model.folder), workdir)
@@ -144,6 +147,7 @@ def _trainer(config: ConfigDict, workdir: Path) -> TrainerSettings:
         workdir=workdir,
         seed=config.seed,
         log_every=config.log_every,
+        tracker=config.tracker,
         batch_size=config.data.batch_size,
         loader_workers=config.data.loader_workers,
         epochs=config.train.epochs,

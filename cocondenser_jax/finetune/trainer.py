@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=TrainingArguments)
 
 # Settings that may differ when a run resumes: the checksums of what was read there are compared.
-_FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run")
+_FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run", "tracker")
 
 # Why numbers in training are not finite, and what to do.
 DIVERGED = (
@@ -59,6 +59,7 @@ class TrainerSettings(NamedTuple):
     workdir: Path
     seed: int
     log_every: int
+    tracker: str
     batch_size: int
     loader_workers: int
     epochs: int
@@ -133,7 +134,7 @@ def _common_arguments(settings: TrainerSettings) -> dict[str, Any]:
         "save_strategy": "steps" if settings.checkpoint_every else "no",
         "save_steps": settings.checkpoint_every or 10**9,
         "save_total_limit": 2,  # the newest, and the best or the one before
-        "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl
+        "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl, and tells the tracker
         "disable_tqdm": True,  # `_MetricsCallback` has a progress bar
     }
 
@@ -156,7 +157,7 @@ def run(
     trainer.add_callback(_CheckpointCallback())
     with contextlib.ExitStack() as stack:
         if is_main_process():
-            log = metrics_log(settings.workdir, step)
+            log = metrics_log(settings.workdir, step, settings.tracker, settings.record)
             trainer.add_callback(_MetricsCallback(stack.enter_context(log)))
         stack.enter_context(full_disk_errors(checkpoints))
         trainer.train(resume_from_checkpoint=f"{checkpoints}/checkpoint-{step}" if step else None)

@@ -50,6 +50,7 @@ FREE_SETTINGS = (
     "config.train.skip_nonfinite",
     "config.checkpoint",
     "config.log_every",
+    "config.tracker",
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.probe.data",  # so may these files
     "data.source",

@@ -61,6 +61,7 @@ class Experiment(NamedTuple):
     save_every: int  # steps
     keep: int  # latest checkpoints
     log_every: int  # steps
+    tracker: str  # see `trackers.open_tracker`
     settings: dict[str, Any]  # as they were given
 
 
@@ -116,6 +117,7 @@ def resolve_without_store(
         save_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         log_every=config.log_every,
+        tracker=config.tracker,
         settings=config.to_dict(),
     )
 

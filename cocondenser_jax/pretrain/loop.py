@@ -48,6 +48,7 @@ from cocondenser_jax.pretrain.step import (
 from cocondenser_jax.pretrain.warm_start import first_model
 from cocondenser_jax.storage.files import require_writable
 from cocondenser_jax.storage.runs import lock_folder, require_own
+from cocondenser_jax.storage.trackers import require_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
     Raises:
       SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
     """
+    if hosts.is_first():
+        require_tracker(config.tracker)
     if profile_dir is not None:
         require_writable(profile_dir / "trace")
     store = open_store(Path(config.data.store))

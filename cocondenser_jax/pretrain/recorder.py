@@ -48,7 +48,8 @@ def open_recorder(workdir: Path, experiment: Experiment, first_step: int) -> Ite
     with contextlib.ExitStack() as stack:
         if not is_silent:
             save = stack.enter_context(checkpoint.checkpoint_writer(workdir, experiment.keep))
-            log = stack.enter_context(metrics_log(workdir, first_step))
+            metrics = metrics_log(workdir, first_step, experiment.tracker, experiment.settings)
+            log = stack.enter_context(metrics)
             probes = checkpoint.saved_probes(workdir)
         bar = tqdm(
             total=experiment.n_steps,

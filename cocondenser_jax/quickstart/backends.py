@@ -221,6 +221,7 @@ def _pair_settings(experiment: Experiment, network: Network, workdir: Path) -> P
             workdir=workdir,
             seed=loss.seed,
             log_every=experiment.log_every,
+            tracker=experiment.tracker,
             batch_size=spec.batch_size,
             loader_workers=0,
             epochs=1,

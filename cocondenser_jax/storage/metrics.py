@@ -1,9 +1,10 @@
-"""Logs the metrics of a run: one JSON line per logged step."""
+"""Logs the metrics of a run: one JSON line per logged step, and the same to a tracker."""
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import (
@@ -12,25 +13,43 @@ from cocondenser_jax.storage.files import (
     read_lines,
     write_text,
 )
-
-# Logs the metrics of one step; steps count from 1.
-Log = Callable[[int, Mapping[str, float]], None]
+from cocondenser_jax.storage.trackers import Log, open_tracker
 
 
 @contextlib.contextmanager
-def metrics_log(workdir: Path, first_step: int) -> Iterator[Log]:
-    """Yields a function that appends a step's metrics to `metrics.jsonl`.
+def metrics_log(
+    workdir: Path, first_step: int, tracker: str, settings: Mapping[str, Any]
+) -> Iterator[Log]:
+    """Yields a function that appends a step's metrics to `metrics.jsonl` and sends it to a tracker.
 
-    Lines after `first_step`, from which the run resumes, are dropped first.
+    Lines after `first_step`, from which the run resumes, are dropped first. The tracker gets the
+    others too, where it lacks them.
+
+    Args:
+      workdir: the run folder.
+      first_step: the step that the run resumes after; 0: it starts.
+      tracker: see `trackers.open_tracker`, as for `settings`.
+      settings: those of the run.
     """
     path = workdir / "metrics.jsonl"
     forget_steps_after(path, first_step)
-    with full_disk_errors(path), path.open("a", encoding="utf-8") as file:
+    with (
+        full_disk_errors(path),
+        path.open("a", encoding="utf-8") as file,
+        open_tracker(tracker, workdir, settings) as opened,
+    ):
+
+        def send(step: int, values: Mapping[str, float]) -> None:
+            if step >= opened.next_step:
+                opened.log(step, values)
 
         def log(step: int, values: Mapping[str, float]) -> None:
             file.write(json.dumps({"step": step, **values}) + "\n")
             file.flush()
+            send(step, values)
 
+        for _, values in logged_lines(path):
+            send(int(values.pop("step")), values)
         yield log
 
 

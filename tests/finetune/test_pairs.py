@@ -68,6 +68,7 @@ def settings_of(model, workdir, **changes):
         workdir=workdir,
         seed=0,
         log_every=1,
+        tracker="none",
         batch_size=SPEC.batch_size,
         loader_workers=0,
         epochs=1,

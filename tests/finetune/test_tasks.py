@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.collection.trec import write_run
@@ -33,6 +34,7 @@ UNUSUAL = {
     "train.precision": "bfloat16",
     "seed": 7,
     "log_every": 3,
+    "tracker": "tensorboard",
     "checkpoint.every": 5,
     "data.loader_workers": 1,
 }
@@ -122,7 +124,7 @@ def first_texts(hf_trainer):
                 pytest.mark.effect("retriever seed", "retriever log_every"),
                 pytest.mark.effect("retriever checkpoint.every", "retriever data.loader_workers"),
                 pytest.mark.effect("retriever model.pooling", "retriever model.similarity"),
-                pytest.mark.effect("retriever loss.chunk_size"),
+                pytest.mark.effect("retriever loss.chunk_size", "retriever tracker"),
             ],
         ),
         pytest.param(
@@ -137,7 +139,7 @@ def first_texts(hf_trainer):
                 ),
                 pytest.mark.effect("cross_encoder train.precision", "cross_encoder seed"),
                 pytest.mark.effect("cross_encoder log_every", "cross_encoder checkpoint.every"),
-                pytest.mark.effect("cross_encoder data.loader_workers"),
+                pytest.mark.effect("cross_encoder data.loader_workers", "cross_encoder tracker"),
             ],
         ),
     ],
@@ -180,6 +182,9 @@ def test_the_settings_of_training(config, task, monkeypatch, tmp_path):
     assert [line["step"] for line in lines] == [3, 5, 6, 8]
     rates = [line["learning_rate"] for line in lines]
     assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 4, 3, 1)])
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert shown == [(line["step"], pytest.approx(line["loss"])) for line in lines]
     assert saved == {5: {0.3, 0.0}, 8: {0.3, 0.0}}
     assert torch.bfloat16 in dtypes
     assert set(result) & set(CONFIGS) == {task}

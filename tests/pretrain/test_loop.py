@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from ml_collections import ConfigDict
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from checks.reference import (
     contrastive_loss,
@@ -76,6 +77,7 @@ UNUSUAL = {
     "checkpoint": {"every": 2, "keep": 3},
     "probe": {"every": 0},
     "log_every": 4,
+    "tracker": "tensorboard",
 }
 
 
@@ -201,6 +203,7 @@ def torch_run(model, store):
 @pytest.mark.effect("pretrain optimizer.weight_decay", "pretrain optimizer.clip_norm")
 @pytest.mark.effect("pretrain optimizer.b1", "pretrain optimizer.b2", "pretrain optimizer.eps")
 @pytest.mark.effect("pretrain checkpoint.every", "pretrain checkpoint.keep", "pretrain log_every")
+@pytest.mark.effect("pretrain tracker")
 def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     """PyTorch makes the same steps; the network, the batches and the chunks have their sizes."""
     defaults = flatten(default.get_config().to_dict())
@@ -223,6 +226,10 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     assert [line["step"] for line in logged(unusual.workdir)] == [4, 8, 9]
     for line in logged(unusual.workdir):
         assert line == pytest.approx(lines[int(line["step"]) - 1], rel=1e-3)
+    events = EventAccumulator(str(unusual.workdir / "tensorboard")).Reload()
+    for name in logged(unusual.workdir)[0].keys() - {"step"}:
+        shown = [(event.step, event.value) for event in events.Scalars(name)]
+        assert shown == [(line["step"], line[name]) for line in logged(unusual.workdir)]
     trained = to_tensors(load_run(unusual.workdir)[1], model_config)
     assert trained.keys() == expected.keys()
     moved = {name: tensor - before[name] for name, tensor in expected.items()}

@@ -46,6 +46,7 @@ def test_a_probe_is_the_best_where_no_earlier_one_was_better(experiment, tmp_pat
 
 def test_another_host_records_nothing(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "number", lambda: 1)
+    experiment = experiment._replace(tracker="tensorboard")
     with open_recorder(tmp_path, experiment, 0) as recorder:
         assert recorder.is_silent
         assert recorder.bar.disable

@@ -19,6 +19,7 @@ class Estimate(NamedTuple):
     """What steps take; on one TPU or GPU of each kind."""
 
     pretraining: dict[str, float]  # hours by kind
+    models: dict[str, float]  # those of each model that is pre-trained, on a TPU
     others: dict[str, float]  # hours of fine-tuning, encoding and scoring, by kind of GPU
     core_hours: float
     bytes: float  # on disk, if nothing is deleted
@@ -32,6 +33,11 @@ def estimate(steps: Mapping[Path, Step], folders: Folders) -> Estimate:
     gpus = [kind for kind in PEAKS if kind != TPU]
     return Estimate(
         pretraining={kind: _hours(pretraining, kind) for kind in PEAKS},
+        models={
+            path.name: _hours(step.flop, TPU)
+            for path, step in steps.items()
+            if is_pretraining(step)
+        },
         others={kind: _hours(all_flop - pretraining, kind) for kind in gpus},
         core_hours=sum(step.core_seconds for step in steps.values()) / 3600,
         bytes=sum(step.bytes for step in steps.values()),
@@ -68,9 +74,11 @@ def _least_bytes(steps: Mapping[Path, Step], folders: Folders) -> float:
 
 def lines(found: Estimate) -> list[str]:
     """Describes an estimate in words."""
+    models = ", ".join(f"{name} {hours:.1f}" for name, hours in found.models.items())
     return [
         f"hours at {UTILIZATION:.0%} of the peak, on one TPU or GPU:"
         f" pre-training {_list(found.pretraining)}; all else {_list(found.others)}",
+        *([f"of the pre-training, on a {TPU}: {models}"] if models else []),
         f"on the CPU: {found.core_hours:.1f} core hours: tokenizing, BM25, exact search, mining",
         f"on the disk: {_gb(found.bytes)}, or with --delete_embeddings at most"
         f" {_gb(found.least_bytes)} at a time",

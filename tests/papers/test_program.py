@@ -57,6 +57,8 @@ def test_dry_run_prints_what_is_missing(tmp_path, capsys):
     assert f"--source={tmp_path}/d/wikipedia" in commands[0]
     get = f"# {tmp_path}/d/dpr: `python -m papers.get_data dpr --downloads=DIR` makes it"
     assert any(line.startswith(get) for line in lines)
+    models = "condenser 33.6, cocondenser-marco 7.2, cocondenser-wikipedia 10.1"
+    assert any(line.endswith(f"of the pre-training, on a v3-8: {models}") for line in lines)
     assert any(": pre-training 50.9 (v3-8), " in line and "; all else " in line for line in lines)
     assert any(line.startswith("# on the CPU: ") for line in lines)
     assert any(line.startswith("# on the disk: ") for line in lines)

@@ -1,4 +1,4 @@
-"""Writes results, and makes the tables of six pages from them.
+"""Writes results, and makes the tables of the pages from them.
 
   python -m benchmarks.results
 
@@ -7,6 +7,7 @@ puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NA
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,24 @@ FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"
 PAGES = (
     FOLDER / "README.md",
-    DOCS / "adapt.md",
-    DOCS / "gpu.md",
-    DOCS / "reliability.md",
-    DOCS / "results.md",
-    DOCS / "scaling.md",
+    *(
+        DOCS / f"{name}.md"
+        for name in (
+            "adapt",
+            "gpu",
+            "many_machines",
+            "reliability",
+            "results",
+            "results_small",
+            "scaling",
+            "search",
+        )
+    ),
 )
 
 Rows = list[dict[str, Any]]
+_NOT_SHOWN = ("loss", "dtype", "model FLOP/s")  # checked or derived: too many columns for a page
+_NUMBER = re.compile(r"[≤+-]? ?\d[\d.,e+-]*( ± [\d.]+)?$")
 
 
 def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
@@ -37,12 +48,13 @@ def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
 
 
 def table(rows: Rows) -> str:
-    """Returns the rows as a Markdown table, without their lists."""
-    values = [item for row in rows for item in row.items()]
+    """Returns the rows as a Markdown table, without their lists; numbers are right-aligned."""
+    values = [item for row in rows for item in row.items() if item[0] not in _NOT_SHOWN]
     names = list(dict.fromkeys(name for name, value in values if not isinstance(value, list)))
-    cells = ([_cell(row.get(name, "")) for name in names] for row in rows)
-    lines = [names, ["---"] * len(names), *cells]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    cells = [[_cell(row.get(name, "")) for name in names] for row in rows]
+    marks = ["---:" if all(map(_NUMBER.match, filter(None, column))) else "---"
+             for column in zip(*cells, strict=True)]  # fmt: skip
+    return "".join(f"| {' | '.join(line)} |\n" for line in [names, marks, *cells])
 
 
 def _cell(value: Any) -> str:

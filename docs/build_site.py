@@ -31,6 +31,8 @@ SECTIONS = {
         "compare": "docs/compare.md",
         "adapt": "docs/adapt.md",
         "own_corpus": "docs/own_corpus.md",
+        "searching": "docs/search.md",
+        "many_machines": "docs/many_machines.md",
         "fine_tuning": "docs/fine_tuning.md",
         "repeat_the_papers": "docs/repeat_the_papers.md",
         "tpu_vm": "tpu_scripts/README.md",
@@ -47,10 +49,14 @@ SECTIONS = {
         "api": "",
         "python": "docs/python.md",
         "data": "docs/data.md",
+        "examples": "examples/README.md",
         "backbones": "docs/backbones.md",
         "changelog": "CHANGELOG.md",
     },
-    "Results": {"results": "docs/results.md"},
+    "Results": {
+        "results": "docs/results.md",
+        "results_small": "docs/results_small.md",
+    },
     "Internals": {
         "architecture": "docs/architecture.md",
         "gpu": "docs/gpu.md",
@@ -58,6 +64,7 @@ SECTIONS = {
         "scaling": "docs/scaling.md",
         "reliability": "docs/reliability.md",
         "benchmarks": "benchmarks/README.md",
+        "tried": "docs/tried.md",
         "contributing": "CONTRIBUTING.md",
     },
     "Help": {"faq": "docs/faq.md"},
@@ -145,8 +152,8 @@ def _navigation(name: str) -> str:
 COMMANDS = """# Commands
 
 Generated from the program. Wherever a command takes a model, give a local folder or a Hugging Face
-Hub name. Any [setting](settings.md) can be changed: `--config.train.chunk_size=32`. A mistake
-in the input is one line and exit status 2.
+Hub name. Any [setting](settings.md) can be changed: `--config.train.chunk_size=32`. Invalid input
+prints one line and exits with status 2.
 
 ```{eval-rst}
 .. click:: cocondenser_jax.cli:PROGRAM

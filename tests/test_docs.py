@@ -18,10 +18,11 @@ sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "figures")]
 import build_site  # noqa: E402
 import draw  # noqa: E402
 import record  # noqa: E402
+from svg import WIDTH  # noqa: E402
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "tpu_scripts/*.md")
+    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "examples/*.md", "tpu_scripts/*.md")
     for path in ROOT.glob(pattern)
 )
 
@@ -91,7 +92,7 @@ def test_a_picture_is_what_the_program_draws(name):
 
 
 def test_a_chart_has_the_numbers_of_the_page():
-    heights = re.findall(r">(0\.\d{3})<", draw.adapted())
+    heights = re.findall(r">(0\.\d{3})<", draw.PICTURES["adapted"]())
     page = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Adapt a model")[2]
     rows = re.findall(r"^\|[^|]+\| (0\.\d+) \| (0\.\d+) \| 0\.\d+ \|", page, re.MULTILINE)
     assert heights == [number for row in rows for number in row]
@@ -110,11 +111,25 @@ def test_curves_are_recorded_as_means_of_their_lines(tmp_path):
     assert curves["condenser"]["probe/positive_mrr"][-1] == [100.0, 10.0]
 
 
+def test_every_picture_has_one_size_of_text():
+    for name in draw.PICTURES:
+        drawn = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert f' width="{WIDTH}" height=' in drawn
+        assert max(map(float, re.findall(r' x="([\d.]+)"', drawn))) < WIDTH, name
+
+
 def test_the_recorded_probes_are_those_of_the_results():
     stages = json.loads((ROOT / "docs" / "figures" / "quickstart.json").read_text())
     last = [stages[stage]["probe/positive_mrr"][-1][1] for stage in record.KEYS]
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results_small.md").read_text(encoding="utf-8")
     assert "MRR of {:.2f} after stage 1 and {:.2f} after stage 2 ([curves]".format(*last) in page
+
+
+def test_when_to_skip_adapting_is_one_sentence():
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    found = [line for page in pages for line in re.findall(r"\*\*Skip adapting\*\*[^.]*\.", page)]
+    assert len(found) == 3
+    assert len(set(found)) == 1
 
 
 def commands_of(text):

@@ -209,7 +209,7 @@ _with_tasks = partial(flag, goes_with="tasks")
 ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N tasks, for several workers"),
     _with_tasks("--workers", COUNT, "tasks at a time (default, local: one per GPU or core)"),
-    _with_tasks("--executor", get_args(Executor), "what runs the workers: docs/scaling.md"),
+    _with_tasks("--executor", get_args(Executor), "what runs the workers: docs/many_machines.md"),
     flag("--executor_options", Path, "JSON file with its options", goes_with="executor"),
 )
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors

@@ -46,8 +46,12 @@ DARK = {
 }
 
 
-def picture(width: int, height: int, title: str, shapes: Sequence[str]) -> str:
+WIDTH = 900  # of all pictures, so that text has one size on a page
+
+
+def picture(height: int, title: str, shapes: Sequence[str]) -> str:
     """Returns the text of an SVG file; the title is read out to those who cannot see it."""
+    width = WIDTH
     dark = "".join(_rules(DARK))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
@@ -100,6 +104,11 @@ def arrow(path: str, *, dashed: bool = False) -> str:
 def line(path: str, *, kind: str = "grid") -> str:
     """Returns a line along an SVG path."""
     return f'<path class="{kind}" d="{path}"/>'
+
+
+def note(y: float, words: str) -> str:
+    """Returns a small line of text, at the left border."""
+    return text(20, y, words, kind="faint", size=12, at="start")
 
 
 def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
@@ -161,7 +170,7 @@ def bar_chart(
     unit: str,
     groups: dict[str, dict[str, float]],
     kinds: Sequence[str],
-    note: str,
+    words_below: str,
     top: float,
 ) -> str:
     """Returns a chart of vertical bars that begin at 0.
@@ -171,36 +180,34 @@ def bar_chart(
       unit: what the vertical axis shows.
       groups: name of a group on the horizontal axis → name of a bar → its height.
       kinds: the color of each bar of a group.
-      note: a line under the chart.
+      words_below: a line under the chart.
       top: the highest value of the axis.
     """
     left = 70
     base = 312
     height = 210
-    room = 150
-    width = left + room * len(groups) + 20
+    room = (WIDTH - left - 20) / len(groups)
     shapes = [
         text(20, 28, title, size=16, at="start"),
         text(20, 80, unit, kind="faint", size=12, at="start"),
     ]
     for i in range(round(top * 10) + 1):
         y = base - height * i / (top * 10)
-        shapes.append(line(f"M{left} {y:g} H{width - 20}"))
+        shapes.append(line(f"M{left} {y:g} H{WIDTH - 20}"))
         shapes.append(text(left - 8, y + 4, f"{i / 10:.1f}", kind="faint", size=12, at="end"))
     for i, (name, values) in enumerate(groups.items()):
-        thick = min(54, (room - 30) / len(values))
+        thick = min(54, (room - 14) / len(values))
         start = left + room * i + (room - thick * len(values)) / 2
         for j, value in enumerate(values.values()):
             tall = height * value / top
             x = start + thick * j
             shapes.append(bar(x + 2, base - tall, thick - 4, tall, kinds[j]))
-            shapes.append(text(x + thick / 2, base - tall - 5, f"{value:.3f}", size=12))
+            shapes.append(text(x + thick / 2, base - tall - 5, f"{value:.3f}", size=11))
         shapes += [
             text(left + room * (i + 0.5), base + 20 + 17 * n, words)
             for n, words in enumerate(name.split("|"))
         ]
     names = list(next(iter(groups.values())))
     shapes += legend(43, dict(zip(names, kinds, strict=True)))
-    x = 20 + sum(40 + 7 * len(name) for name in names)
-    shapes.append(text(20, base + 64, note, kind="faint", size=12, at="start"))
-    return picture(max(width, x), base + 80, title, shapes)
+    shapes.append(note(base + 64, words_below))
+    return picture(base + 80, title, shapes)

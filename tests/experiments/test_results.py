@@ -10,8 +10,10 @@ from papers.tables import load_tables
 TABLES = load_tables(EXPERIMENTS.folder)
 
 
-def test_the_page_of_results_shows_what_was_measured():
-    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+def test_the_pages_of_results_show_what_was_measured():
+    docs = Path(__file__).parents[2] / "docs"
+    names = "results.md", "results_small.md"
+    page = "".join((docs / name).read_text(encoding="utf-8") for name in names)
     assert len(TABLES) == page.count("<!-- end -->")
     for name, table in TABLES.items():
         assert f"<!-- {name} -->\n{as_markdown(measured(table))}<!-- end -->\n" in page
@@ -30,10 +32,16 @@ def test_the_page_of_results_corrects_the_p_of_a_table():
     figures = {"measured": {"t": {"M": 0.5, "N": None}}}
     rows = {"a": figures | {"p M": 0.0002, "± M": 0.1}, "b": figures | {"p M": 0.03}, "c": figures}
     assert measured({"rows": rows}) == [
-        {"": "a", "M": "0.500", "N": "", "p M": "≤ 0.0004", "± M": "0.1"},
+        {"": "a", "M": "0.500 ± 0.1", "N": "", "p M": "≤ 0.0004"},
         {"": "b", "M": "0.500", "N": "", "p M": "0.03"},
         {"": "c", "M": "0.500", "N": ""},
     ]
+
+
+def test_a_table_with_ndcg_shows_the_p_of_that_metric_alone():
+    row = {"measured": {"t": {"M": 0.5}}, "p M": 0.01, "p nDCG@10": 0.02, "seconds": 6}
+    (shown,) = measured({"rows": {"a": row}})
+    assert shown == {"": "a", "M": "0.500", "p nDCG@10": "0.02", "seconds": "6"}
 
 
 def test_the_contrastive_loss_alone_is_measured_wherever_cocondenser_is():

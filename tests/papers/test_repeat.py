@@ -141,7 +141,7 @@ def test_the_costs_are_those_of_a_fresh_dry_run(tmp_path):
     }
     table = "".join(f"| {' | '.join([name, *cells(one)])} |\n" for name, one in found.items())
     (printed,) = re.findall(
-        r"<!-- costs -->\n.*\n[|-]+\n((?:.*\n)*?)<!-- end -->", PAGE.read_text()
+        r"<!-- costs -->\n.*\n[|:-]+\n((?:.*\n)*?)<!-- end -->", PAGE.read_text()
     )
     assert printed == table
     one = found["all of `co/table1 --row=cocondenser`"]
@@ -172,7 +172,10 @@ def test_the_sentence_of_the_results_is_that_of_the_dry_run():
         f"{found.pretraining['v3-8']:.1f} hours of pre-training on a v3-8 (on one A100"
         f" {found.pretraining['A100']:.1f}), and for the rest {found.others['A100']:.1f} A100 hours"
         f" or {found.others['H100']:.1f} H100 hours, {found.core_hours:.1f} core hours and"
-        f" {found.bytes / 1e9:.0f} GB of disk"
+        f" {found.bytes / 1e9:.0f} GB of disk. Of the hours on a v3-8, Condenser takes"
+        f" {found.models['condenser']:.1f}, coCondenser on MS MARCO"
+        f" {found.models['cocondenser-marco']:.1f} and on Wikipedia"
+        f" {found.models['cocondenser-wikipedia']:.1f}."
     )
     assert sentence in text
 

@@ -1,0 +1,226 @@
+"""The charts of the documentation; their numbers are read from its pages.
+
+Beside them, from quickstart.json (written by record.py) and neighborhood.json (values of
+papers.figures.neighborhood).
+"""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+sys.path.insert(0, str(FOLDER))
+
+from svg import bar, bar_chart, legend, line, note, panel, picture, text  # noqa: E402
+
+
+def rows_of(page: str, mark: str) -> list[list[str]]:
+    """Returns the cells of the table behind a mark of a page, its head first, without emphasis."""
+    found = (ROOT / page).read_text(encoding="utf-8").partition(mark)[2].lstrip("\n")
+    table = (mark + found if mark.startswith("|") else found).split("\n\n")[0].splitlines()
+    rows = [row for row in table if row.startswith("|")]
+    return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows[:1] + rows[2:]]
+
+
+def compared() -> str:
+    """Returns nDCG@10 on queries that people wrote, from the tables of docs/results.md."""
+    collections = {"cosqa": "CoSQA", "lisa": "LISA", "med": "MEDLARS", "scifact": "SciFact"}
+    names = {
+        "BM25": "BM25",
+        "as published": "all-MiniLM-L6-v2",
+        "as published + BM25": "all-MiniLM-L6-v2 + BM25",
+        "all-mpnet-base-v2": "all-mpnet-base-v2",
+        "both models": "both models",
+    }
+    groups = {}
+    for key, name in collections.items():
+        head, *rows = rows_of("docs/results.md", f"<!-- questions/{key} -->")
+        found = {row[0]: float(row[head.index("nDCG@10")]) for row in rows}
+        groups[name] = {title: found[row] for row, title in names.items()}
+    return bar_chart(
+        "Which model, and fused or not? It depends on the queries",
+        "nDCG@10, from 0 to 1: higher is better",
+        groups,
+        ["one", "two", "four", "three", "off"],
+        "Queries that people wrote: 500 questions, 35 requests, 30 requests, 300 claims.",
+        0.9,
+    )
+
+
+def adapted() -> str:
+    """Returns the chart of what `adapt` measured on docstrings, from the table of the README."""
+    head, *rows = rows_of("README.md", "| 16,254 docstrings")
+    groups = {
+        re.sub(r" \+ BM25", "|+ BM25", row[0]): {
+            name: float(row[head.index(name)]) for name in ("MRR@10", "nDCG@10")
+        }
+        for row in rows
+    }
+    return bar_chart(
+        "all-MiniLM-L6-v2 adapted to docstrings, without labels",
+        "metric, from 0 to 1: higher is better",
+        groups,
+        ["one", "two"],
+        "1,000 first paragraphs of docstrings search the rest of 16,254.",
+        0.7,
+    )
+
+
+def labels() -> str:
+    """Returns nDCG@10 over the number of labels, from the table of docs/results.md."""
+    head, *rows = rows_of("docs/results.md", "<!-- proof/adapt-labels -->")
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for row in rows:
+        model, amount = row[0].rsplit(", ", 1)
+        value, _, deviation = row[head.index("nDCG@10")].partition(" ± ")
+        amount = amount.split()[0].replace("no", "0")
+        found.setdefault(model, []).append((amount, float(value), float(deviation or 0)))
+    amounts = [amount for amount, *_ in found["adapted"]]
+    shares = [i / (len(amounts) - 1) for i in range(len(amounts))]
+    kinds = {"as published": "one", "adapted": "two"}
+    title = "all-MiniLM-L6-v2, fine-tuned on labeled pairs of docstrings: nDCG@10"
+    shapes = [text(20, 28, title, size=16, at="start"), *legend(41, kinds)]
+    for i, (panel_name, suffix) in enumerate({"alone": "", "fused with BM25": " + BM25"}.items()):
+        curves = {}
+        for model, kind in kinds.items():
+            points = [
+                (share, *point) for share, (_, *point) in
+                zip(shares, found[model + suffix], strict=True)
+            ]  # fmt: skip
+            curves[kind] = [(share, value) for share, value, _ in points]
+            curves |= {
+                f"{kind} {j}": [(share, value - deviation), (share, value + deviation)]
+                for j, (share, value, deviation) in enumerate(points)
+                if deviation
+            }
+        marks = dict(zip(amounts, shares, strict=True))
+        shapes += panel(10 + 440 * i, panel_name, curves, LABEL_TICKS, marks, 350)
+        shapes.append(text(229 + 440 * i, 288, "labeled pairs", kind="faint", size=12))
+    shapes += [
+        note(
+            314, "1,000 docstrings' first paragraphs search 16,254 passages. Means over two seeds,"
+        ),
+        note(330, "bars: ± one standard deviation. The vertical axis starts at 0.4."),
+    ]
+    return picture(346, title, shapes)
+
+
+LABEL_TICKS = (0.4, 0.45, 0.5, 0.55)
+
+
+def learning() -> str:
+    """Returns losses and probe of the quickstart's two stages, one after the other."""
+    stages = json.loads((FOLDER / "quickstart.json").read_text(encoding="utf-8"))
+    first, second = (
+        {
+            key: [((step + before) / STEPS, value) for step, value in points]
+            for key, points in stages[stage].items()
+        }
+        for stage, before in (("condenser", 0), ("cocondenser", FIRST_STAGE))
+    )
+    loss, probe = "head_mlm_loss", "probe/positive_mrr"
+    title = "Loss and probe of make quickstart"
+    panels = [
+        ("MLM loss of the Condenser head", {"two": first[loss], "three": second[loss]}, (4, 5, 6)),
+        ("contrastive loss", {"three": second["contrastive_loss"]}, (2, 3, 4, 5, 6)),
+        (
+            "probe: MRR of the positive span",
+            {"two": first[probe], "three": second[probe]},
+            (0, 0.1, 0.2, 0.3, 0.4),
+        ),
+    ]
+    marks = {f"{step:,}": step / STEPS for step in range(0, STEPS + 1, 500)}
+    shapes = [text(20, 28, title, size=16, at="start")]
+    for i, (name, curves, ticks) in enumerate(panels):
+        shapes += panel(10 + 295 * i, name, curves, ticks, marks, 230)
+        shapes.append(text(10 + 295 * i + 159, 288, "step", kind="faint", size=12))
+    shapes += legend(41, {"stage 1: Condenser": "two", "stage 2: coCondenser": "three"})
+    shapes.append(
+        note(314, "The contrastive loss is 4.84 by chance. The probe tests held-out documents.")
+    )
+    return picture(330, title, shapes)
+
+
+FIRST_STAGE = 500  # steps of the quickstart's first stage
+STEPS = 2000  # of both stages
+
+
+def plan() -> str:
+    """Returns what `plan` printed for each generation of TPU, from the table of docs/tpu.md."""
+    page = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for row in page.splitlines()
+        if row.startswith("| ")
+    ]
+    table = {row[0]: row[1:] for row in rows if len(row) == 7}
+    machines = next(row[1:] for row in rows if row[1:2] == ["v2-8"])
+    hours = [float(cell) for cell in table["roofline, whole run (hours)"]]
+    needed = [float(cell) for cell in table["memory, in all (GiB)"]]
+    there = [float(cell) for cell in table["memory of a device (GiB)"]]
+    title = "The paper's stage 2 on each generation of TPU, as plan compiles it"
+    shapes = [
+        text(20, 28, title, size=16, at="start"),
+        text(90, 62, "whole run: hours at least", size=13, at="start"),
+        text(480, 62, "memory of a device: needed of available (GiB)", size=13, at="start"),
+    ]
+    for i, name in enumerate(machines):
+        y = 76 + 30 * i
+        shapes.append(text(80, y + 15, name, at="end", size=13))
+        long = 260 * hours[i] / max(hours)
+        shapes.append(bar(90, y, long, 20, "two"))
+        shapes.append(text(96 + long, y + 15, f"{hours[i]:.2f}", size=12, at="start"))
+        wide = 300 * there[i] / max(there)
+        shapes.append(bar(480, y, wide, 20, "off"))
+        shapes.append(bar(480, y, 300 * needed[i] / max(there), 20, "three"))
+        shapes.append(
+            text(486 + wide, y + 15, f"{needed[i]:.1f} of {there[i]:.0f}", size=12, at="start")
+        )
+    shapes += [
+        line("M90 70 V256", kind="line"),
+        line("M480 70 V256", kind="line"),
+        note(
+            280,
+            "BERT-base, 12,552 steps of 2,048 documents. Compiled with libtpu, never run.",
+        ),
+        note(297, "No run reaches these hours: expect two to three times as long."),
+    ]
+    return picture(312, title, shapes)
+
+
+def attention() -> str:
+    """Returns how widely [CLS] attends, by layer, from the table of docs/results_small.md."""
+    _, *rows = rows_of("docs/results_small.md", "<!-- ours/attention -->")
+    kinds = ("one", "two", "three", "four")
+    curves = {
+        kind: [(i / 3, float(value)) for i, value in enumerate(row[1:])]
+        for kind, row in zip(kinds, rows, strict=True)
+    }
+    marks = {f"layer {i + 1}": i / 3 for i in range(4)}
+    title = "How widely [CLS] attends: entropy of its attention"
+    shapes = [text(20, 28, title, size=16, at="start")]
+    shapes += legend(41, {row[0]: kind for kind, row in zip(kinds, rows, strict=True)})
+    shapes += panel(10, "entropy (nats)", curves, (0, 1, 2, 3, 4, 5), marks, 760)
+    shapes.append(note(296, "4.47 is uniform attention over all tokens; 0 is a single token."))
+    return picture(312, title, shapes)
+
+
+def neighborhood() -> str:
+    """Returns how much of round 2's top ten the first k passages of other rankings hold."""
+    found = json.loads((FOLDER / "neighborhood.json").read_text(encoding="utf-8"))
+    kinds = dict(zip(found, ("one", "two", "three"), strict=True))
+    curves = {
+        kinds[name]: [(math.log(k, 200), value) for k, value in points]
+        for name, points in found.items()
+    }
+    marks = {f"{k}": math.log(k, 200) for k in (1, 2, 5, 10, 20, 50, 100, 200)}
+    title = "SciFact: how much of round 2's top ten others find"
+    shapes = [text(20, 28, title, size=16, at="start"), *legend(41, kinds)]
+    shapes += panel(
+        10, "share of round 2's top ten", curves, (0, 0.2, 0.4, 0.6, 0.8, 1), marks, 800
+    )
+    shapes.append(text(454, 288, "first k passages of the other ranking", kind="faint", size=12))
+    return picture(304, title, shapes)

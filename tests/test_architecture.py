@@ -1,6 +1,10 @@
 """What import-linter and ruff cannot say of the package: long files, names, where devices are."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,12 +103,38 @@ def test_the_table_of_workarounds_names_files_and_tests_that_exist():
             assert name in tests, row
 
 
-def test_the_architecture_page_names_every_module_and_no_other():
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    tables = page[page.index("## The modules") : page.index("## One training step")]
-    named = set(re.findall(r"`(\w+\.py)`", tables))
-    modules = {path.rpartition("/")[2] for path in read_sources(PACKAGE)}
-    modules -= {"__init__.py", "__main__.py"}
-    configs = {path.name for path in (ROOT / "configs").glob("*.py")}
-    assert sorted(modules - named) == []
-    assert sorted(named - modules - configs) == []
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_page_names_every_package_and_module_beside_them():
+    text = PAGE[PAGE.index("## The packages") : PAGE.index("## One training step")]
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)) == packages | {"configs"}
+    modules = {path.name for path in PACKAGE.glob("[a-z]*.py")}
+    assert modules - set(re.findall(r"`(\w+\.py)`", text)) == set()
+
+
+def test_the_architecture_page_names_files_that_exist():
+    sources = read_sources(PACKAGE) | {f"configs/{p.name}": "" for p in ROOT.glob("configs/*.py")}
+    for path in re.findall(r"`((?:\w+/)+\w+\.py)`", PAGE):
+        assert path in sources or (ROOT / path).is_file(), path
+
+
+def test_the_example_of_an_objective_applies_and_passes_its_test(tmp_path):
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    for name in ("configs", "tests", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, symlinks=True)
+    apply = ["git", "apply", "-C1", "-"]
+    subprocess.run(apply, input=diff, cwd=tmp_path, text=True, check=True)
+    added = re.findall(r"^\+def (test_\w+)", diff, re.MULTILINE)
+    tests = [f"tests/pretrain/test_objectives.py::{name}" for name in added]
+    program = [sys.executable, "-m", "pytest", "--quiet", *tests]
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    ran = subprocess.run(
+        program, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert len(added) == 1
+    assert "1 passed" in ran.stdout

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"
 PAGES = (
     FOLDER / "README.md",
+    FOLDER.parent / "CONTRIBUTING.md",
     *(
         DOCS / f"{name}.md"
         for name in (

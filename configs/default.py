@@ -42,8 +42,8 @@ SETTINGS = {
         "spans",
         ("spans", "sentence", "title", "crops"),
         "",
-        "what a contrastive loss pairs: two spans of a document; or of one span a sentence (title:"
-        " the document's first) and the rest, or two crops",
+        "the two texts of a pair: two spans of a document; a sentence and the rest of its span; the"
+        " first sentence and the rest (title); two parts of a span (crops)",
     ),
     "data.mask_probability": Setting(
         0.15, Interval(0.15, 0.8), "of the tokens", "masked and predicted"

@@ -100,7 +100,7 @@ def corpus(
     flag("--profile_dir", Path, "folder for a trace of steps 2 to 5 (TensorBoard, Perfetto)"),
 )
 def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
-    """Pre-train a Condenser or coCondenser; started again, it resumes where it stopped."""
+    """Pre-train a Condenser or coCondenser; run it again to resume."""
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides)
@@ -148,7 +148,7 @@ def _parse_step(text: str) -> int | str:
     flag("--step", _parse_step, "number, or best: by the probe (default: latest)", metavar="STEP"),
 )
 def convert(checkpoint, out, step):
-    """Turn a checkpoint into a Hugging Face folder, from which pretrain can also start."""
+    """Turn a checkpoint into a Hugging Face folder."""
     from cocondenser_jax.pretrain.export import export_run
 
     export_run(checkpoint, out, step=step)

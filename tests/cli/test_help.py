@@ -37,7 +37,7 @@ def test_without_a_command_help_is_printed_and_the_status_is_2(help_of, capsys):
 
 
 def test_a_list_of_commands_says_all_that_each_does(help_of):
-    assert "Pre-train a Condenser or coCondenser; started again, it" in help_of("")
+    assert "Pre-train a Condenser or coCondenser; run it again to resume." in help_of("")
     assert "..." not in help_of("").split("Commands:")[1]
 
 

@@ -7,7 +7,7 @@
 # make cluster      the tests of corpus and encode on many machines, with Ray too
 # make databases    the tests of the examples that search in a database, and of LangChain and LlamaIndex
 # make trackers     the tests of metrics in Weights & Biases and Trackio
-# make docs         build the documentation as a site in build/site, and run the notebooks
+# make docs         build the documentation as a site in build/site, open it in Chromium, run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
 # make plan-gpu     compile the training steps for GPUs that are not here, that of bench-gpu too (20 minutes)
@@ -66,7 +66,7 @@ trackers: .venv-trackers/installed
 
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site
-	$(BIN)/python -m pytest tests/test_notebooks.py
+	SITE=build/site $(BIN)/python -m pytest tests/test_site.py tests/test_notebooks.py
 
 published: .venv/published
 	$(BIN)/python -m checks.published --folder=build/published \

@@ -145,7 +145,6 @@ setup(
             "myst-parser",
             "nbclient",
             "sphinx",
-            "sphinx-click",
             "sphinx-copybutton",
         ],
         "mutants": ["mutmut>=3.8"],

@@ -7,6 +7,7 @@ name that no page shows ends the build with an error.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,9 +15,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import yaml
 
 import cocondenser_jax
+from cocondenser_jax.cli import PROGRAM
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -72,6 +75,10 @@ SECTIONS = {
 PAGES = {"README.md": "index"} | {
     source: name for pages in SECTIONS.values() for name, source in pages.items() if source
 }
+DESCRIPTION = (
+    "Find the embedding model that serves your text best, alone and fused with BM25, adapt it"
+    " without labels, or pre-train with Condenser and coCondenser in JAX."
+)
 CONTENTS = "docs/README.md"  # the navigation as a page, for readers on GitHub
 LINK = re.compile(r"(?P<before>\]\(|src=\")(?P<target>[^)\s\"]+)(?=[)\"])")
 
@@ -85,9 +92,21 @@ def stage(folder: Path) -> None:
     shutil.copytree(DOCS / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.py"))
     for source, name in PAGES.items():
         text = site_links(source, read_page(ROOT / source))
-        (folder / f"{name}.md").write_text(text + _navigation(name), encoding="utf-8")
-    (folder / "commands.md").write_text(COMMANDS, encoding="utf-8")
+        page = _description(name) + text + _navigation(name)
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    (folder / "commands.md").write_text(commands_page(), encoding="utf-8")
     (folder / "api.md").write_text(api_page(), encoding="utf-8")
+
+
+def _description(name: str) -> str:
+    """Returns the head of a page with what search engines and links to it show: what it answers."""
+    source = next(source for source, page in PAGES.items() if page == name)
+    words = DESCRIPTION
+    if name != "index":
+        target = os.path.relpath(ROOT / source, ROOT / "docs").replace(os.sep, "/")
+        contents = (ROOT / CONTENTS).read_text(encoding="utf-8")
+        (words,) = re.findall(rf"\({re.escape(target)}\) \| (.*) \|", contents)
+    return f"---\nmyst:\n  html_meta:\n    description: {json.dumps(words)}\n---\n\n"
 
 
 def site_links(source: str, text: str) -> str:
@@ -124,16 +143,17 @@ def _repository() -> str:
 
 
 def read_page(path: Path) -> str:
-    """Reads a page, or a notebook as one: its text, and its code without results."""
+    """Reads a page, or a notebook as one: its text, its code and what that printed."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return text
-    cells = json.loads(text)["cells"]
-    texts = [
-        source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
-        for cell in cells
-        for source in ["".join(cell["source"])]
-    ]
+    texts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        texts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        printed = "".join("".join(out.get("text", "")) for out in cell.get("outputs", []))
+        if printed:
+            texts.append(f"```text\n{printed.rstrip()}\n```")
     link = f"*This page is a notebook: [{path.name}]({path.name}).*"
     return "\n\n".join([texts[0], link, *texts[1:]]) + "\n"
 
@@ -145,6 +165,8 @@ def _navigation(name: str) -> str:
     parts = []
     for section, pages in SECTIONS.items():
         names = "\n".join(pages)
+        if section == "Help":
+            names += f"\nSource code <{_repository()}>"
         parts.append(f"\n```{{toctree}}\n:hidden:\n:caption: {section}\n\n{names}\n```\n")
     return "".join(parts)
 
@@ -154,13 +176,53 @@ COMMANDS = """# Commands
 Generated from the program. Wherever a command takes a model, give a local folder or a Hugging Face
 Hub name. Any [setting](settings.md) can be changed: `--config.train.chunk_size=32`. Invalid input
 prints one line and exits with status 2.
-
-```{eval-rst}
-.. click:: cocondenser_jax.cli:PROGRAM
-   :prog: cocondenser
-   :nested: full
-```
 """
+
+
+def commands_page() -> str:
+    """Returns the reference of the commands: an example of each, and its options with defaults."""
+    parts = [COMMANDS]
+    for name, command in PROGRAM.commands.items():
+        context = click.Context(command, info_name=name, **PROGRAM.context_settings)
+        example = str(command.epilog).rpartition("example:\n")[2].strip()
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        parts.append(f"\n## {name}\n\n{command.help}\n\n```bash\n{_wrapped(example)}\n```\n\n")
+        parts.append("| option | default | meaning |\n|---|---|---|\n")
+        parts += [_option(option, context) for option in options]
+        if len(options) < len(command.params):
+            parts.append("| `--config.KEY=VALUE` | | changes a [setting](settings.md) |\n")
+    return "".join(parts)
+
+
+def _wrapped(command: str) -> str:
+    """Returns a command in lines of at most 80 characters, broken before its flags."""
+    lines = [""]
+    for word in command.split(" --"):
+        flag = f" --{word}" if lines[0] else word
+        if len(lines[-1]) + len(flag) > 78:
+            lines[-1] += " \\"
+            lines.append(" ")
+        lines[-1] += flag
+    return "\n".join(lines)
+
+
+def _option(option: click.Option, context: click.Context) -> str:
+    extra = option.get_help_extra(context)
+    default = "required" if option.required else extra.get("default", "")
+    kind = "" if option.is_flag else f" {option.make_metavar(context)}"
+    meaning = option.help or ""
+    said = re.search(r" \((?:default|default, \w+): (.+?)\)$", meaning)
+    if said and not default:
+        default, meaning = said[1], meaning[: said.start()]
+    if option.multiple:
+        meaning += "; may be repeated"
+    kind = kind.replace("|", "\\|")
+    return f"| `{option.opts[0]}{kind}` | {default} | {_escaped(meaning)} |\n"
+
+
+def _escaped(text: str) -> str:
+    """Returns plain text as Markdown that shows it."""
+    return re.sub(r"([*_<|\[])", r"\\\1", text)
 
 
 def api_page() -> str:

@@ -55,6 +55,18 @@ def test_the_pages_for_sphinx_are_written(tmp_path):
     assert api.count("\nExample:\n") == len(cj.__all__) - 1  # UserError is only mentioned
 
 
+def test_the_page_of_commands_has_every_option_with_its_default():
+    page = build_site.commands_page()
+    for name, command in PROGRAM.commands.items():
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for option in command.params:
+            if option.opts[0] != "overrides":
+                assert f"\n| `{option.opts[0]}" in section, (name, option.opts)
+    assert "| `--depth INTEGER RANGE` | 100 |" in page
+    assert "| `--backend [jax\\|torch\\|lora]` | jax where it can | what trains the model |" in page
+    assert max(map(len, re.findall(r"^cocondenser .*", page, re.MULTILINE))) <= 80
+
+
 @pytest.mark.parametrize(
     ("link", "expected"),
     [

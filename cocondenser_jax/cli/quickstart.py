@@ -40,7 +40,7 @@ def quickstart(workdir):
     required("--corpus", str, "your documents: whatever corpus --source takes"),
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
-    flag("--data", Path, "passages, queries and judgments to test on (default: write a form)"),
+    flag("--data", Path, "what to test on, with judgments (default: 30 queries to judge)"),
     flag(
         "--backend",
         (None, "jax", "torch", "lora"),

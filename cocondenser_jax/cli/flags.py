@@ -78,7 +78,7 @@ def command(
             callback=function,
             params=list(flags),
             help=function.__doc__,
-            short_help=function.__doc__,
+            short_help=(function.__doc__ or "").partition("\n")[0],
             epilog=f"\b\nexample:\n  cocondenser {example}",
             context_settings={"ignore_unknown_options": OVERRIDES in flags},
         )
@@ -88,15 +88,19 @@ def command(
 
 
 class _Flag(click.Option):
-    goes_with: str | None = None  # the name of the flag without which this one has no effect
+    goes_with: tuple[str, ...] = ()  # names of flags; without one of them, this has no effect
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
         """Refuses the flag where it has no effect; `opts` holds the flags that are given."""
-        if self.goes_with and self.name in opts and self.goes_with not in opts:
-            raise click.UsageError(f"--{self.name} goes with --{self.goes_with}", ctx)
+        if self.goes_with and self.name in opts and not {*self.goes_with} & {*opts}:
+            raise click.UsageError(f"--{self.name} goes with {_either(self.goes_with)}", ctx)
         return super().handle_parse_result(ctx, opts, args)
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(f"--{name}" for name in names)
 
 
 def flag(
@@ -106,7 +110,7 @@ def flag(
     *,
     default: Any = None,
     metavar: str | None = None,
-    goes_with: str | None = None,
+    goes_with: str | tuple[str, ...] = (),
     required: bool = False,
     multiple: bool = False,
 ) -> click.Option:
@@ -119,7 +123,7 @@ def flag(
       meaning: the help.
       default: of a value that is parsed.
       metavar: what stands for the value in the help.
-      goes_with: the flag without which this one is refused.
+      goes_with: the flag without which this one is refused; or several, of which one will do.
       required: whether the command needs it.
       multiple: whether it may be repeated.
     """
@@ -135,22 +139,29 @@ def flag(
             options["default"] = default
     else:
         options["default"] = kind
-    if goes_with:
-        meaning = f"with --{goes_with}: {meaning}"
+    needed = (goes_with,) if isinstance(goes_with, str) else goes_with
+    if needed:
+        meaning = f"with {_either(needed)}: {meaning}"
     option = _Flag([name], help=meaning, **options)
-    option.goes_with = goes_with
+    option.goes_with = needed
     return option
 
 
 required = partial(flag, required=True)
 
 
-def only_one(**folders: Path | None) -> Path:
-    """Returns the value of the one flag that has one; refuses none and several."""
-    values = [value for value in folders.values() if value is not None]
-    if len(values) != 1:
-        raise UserError(f"give one of --{' and --'.join(folders)}")
-    return values[0]
+def require_one(**places: str | Path | None) -> None:
+    """Refuses none and several of some flags."""
+    if sum(value is not None for value in places.values()) != 1:
+        *others, last = [f"--{name}" for name in places]
+        raise UserError(f"give one of {', '.join(others)} and {last}")
+
+
+# What `corpus.sources.open_records` reads.
+SOURCE = (
+    "a .txt, .jsonl, .tsv or .parquet file, a folder of them or of passages, pydocs[:PACKAGE,...],"
+    " hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT] (docs/data.md)"
+)
 
 
 def _parse_task(text: str) -> tuple[int, int]:
@@ -197,6 +208,18 @@ ignore_identical_ids = partial(
     "leave out passages with their query's id, as BEIR does (ArguAna, Quora)",
 )
 IGNORE_IDENTICAL_IDS = ignore_identical_ids()
+COUNT = click.IntRange(1)
+FUSIONS = ("min_max", "rrf")
+RUN_OF_DATA = (
+    required("--data", Path, "the folder of the queries, or a file of them"),
+    flag("--split", str, "use the queries of this split, such as test (default: all queries)"),
+    required("--run_out", OUTPUT_FILE, "TREC run to write"),
+    flag("--depth", COUNT, "passages per query", default=100),
+    JSON_OUT,
+)
+_PRECISIONS = ("auto", "float32", "bfloat16")
+_AUTO = "number format; auto: bfloat16 if the GPU (encode: or CPU) supports it"
+PRECISION = flag("--precision", _PRECISIONS, _AUTO)
 TASK = flag(
     "--task",
     _parse_task,
@@ -204,7 +227,6 @@ TASK = flag(
     default="0/1",
     metavar="I/N",
 )
-COUNT = click.IntRange(1)
 _with_tasks = partial(flag, goes_with="tasks")
 ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N tasks, for several workers"),

@@ -1,6 +1,8 @@
 """Prints results, escaping control characters that a file may hold."""
 
 import logging
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 from cocondenser_jax.errors import escape_control, first_words
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import flatten
+
+_INDENT = 5  # of a passage's text, in characters
 
 
 class LogFormatter(logging.Formatter):
@@ -24,11 +28,15 @@ def print_text(text: Any) -> None:
 
 
 def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
-    """Prints a query and its hits: score, title and text of each passage."""
+    """Prints a query and its hits: rank, title, score and the beginning of each passage."""
     print_text(f'"{query}"')
-    for score, title, text in hits:
-        print_text(f"  {score:8.2f}  {title}")
-        print_text(f"{'':12}{first_words(text, 300)}")
+    width = shutil.get_terminal_size().columns - _INDENT
+    for rank, (score, title, text) in enumerate(hits, start=1):
+        print_text(f"{rank:3}  {title}  ({score:.2f})")
+        for line in textwrap.wrap(first_words(text, 300), max(width, 20)):
+            print_text(f"{'':{_INDENT}}{line}")
+    if not hits:
+        print_text("  nothing found")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -8,6 +8,7 @@ from cocondenser_jax.cli.flags import (
     ENGINE,
     EXPERIMENT,
     JSON_OUT,
+    SOURCE,
     command,
     flag,
     make_engine,
@@ -16,15 +17,10 @@ from cocondenser_jax.cli.flags import (
 from cocondenser_jax.cli.output import print_metrics, print_text
 from cocondenser_jax.errors import UserError
 
-_SOURCE = (
-    "a .txt, .jsonl, .tsv or .parquet file, a folder of them or of passages, pydocs[:PACKAGE,...],"
-    " hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT] (docs/data.md)"
-)
-
 
 @command(
     "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
-    required("--source", str, f"{_SOURCE}; may be repeated", multiple=True),
+    required("--source", str, f"{SOURCE}; may be repeated", multiple=True),
     flag("--size", 30522, "entries, special tokens included"),
     flag(
         "--kind",
@@ -46,7 +42,7 @@ def vocabulary(source, size, kind, cased, out):
 
 @command(
     "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
-    required("--source", str, _SOURCE),
+    required("--source", str, SOURCE),
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),

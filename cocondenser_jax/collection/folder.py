@@ -13,6 +13,7 @@ from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import require_other_answers
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_results
+from cocondenser_jax.corpus.sources import require_source
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
 
@@ -36,6 +37,15 @@ def corpus_file(source: Path) -> Path:
     return source if source.is_file() else _find(source, "passages")[0]
 
 
+def corpus_source(source: str | Path) -> str | Path:
+    """Returns what `read_corpus` reads: the file of passages in a data folder, or the source."""
+    folder = Path(source)
+    if folder.is_dir() and any(_matches(folder, kind) for kind in _NAMES):
+        return corpus_file(folder)
+    require_source(str(source))
+    return source
+
+
 def judgments_file(folder: Path, split: str) -> Path:
     """Finds the file of a split's judgments."""
     return _find(folder, "judgments", split)[0]
@@ -50,9 +60,15 @@ def split_files(folder: Path, split: str) -> dict[str, Path]:
     }
 
 
-def read_corpus(source: Path) -> Iterator[Passage]:
-    """Yields the passages of a data folder or of its file (see `layouts.read_passages`)."""
-    return layouts.read_passages(corpus_file(source))
+def read_corpus(source: str | Path) -> Iterator[Passage]:
+    """Yields the passages of a data folder, or of any source (see `layouts.read_passages`).
+
+    Those of a data folder with judgments must have ids: judgments name passages by them.
+    """
+    found = corpus_source(source)
+    folder = Path(found).parent
+    is_judged = Path(found).is_file() and bool(_matches(folder, "judgments"))
+    return layouts.read_passages(found, numbered=not is_judged)
 
 
 def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
@@ -169,6 +185,15 @@ def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
     if not folder.is_dir():
         wrong = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")
+    if files := _matches(folder, kind, split):
+        return files
+    lacks = kind if split is None else f"{kind} of split {split!r}"
+    names = " or ".join(_NAMES[kind]).replace("SPLIT", split or "SPLIT")
+    raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")
+
+
+def _matches(folder: Path, kind: str, split: str | None = None) -> list[Path]:
+    """Lists what `_find` does; nothing where there is none."""
     paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
     split_pattern = "[^/]+" if split is None else re.escape(split)
     for pattern in map(re.escape, _NAMES[kind]):
@@ -179,6 +204,4 @@ def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
                 files.setdefault(name, path)  # the plain file, not its archive
         if files:
             return list(files.values())
-    lacks = kind if split is None else f"{kind} of split {split!r}"
-    names = " or ".join(_NAMES[kind]).replace("SPLIT", split or "SPLIT")
-    raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")
+    return []

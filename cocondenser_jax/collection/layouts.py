@@ -1,19 +1,28 @@
-"""Reads the files in which collections are published, one reader for each kind.
+"""Reads passages, whatever they are in, and the files in which queries are published.
 
-docs/data.md lists their names. `tables` reads passages in .tsv, `trec` judgments. Any file may be
-compressed (.gz, .xz, .zst).
+docs/data.md lists what is read. `corpus.sources` opens passages, `tables` reads those in .tsv,
+`trec` reads judgments. Any file may be compressed (.gz, .xz, .zst).
 """
 
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import chain
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from cocondenser_jax.collection.trec import require_run_id
+from cocondenser_jax.corpus.records import Record, decode, log_once, to_document
+from cocondenser_jax.corpus.sources import open_records
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import numbered_lines, parse_object, without_surrogates
-from cocondenser_jax.storage.tables import plain_suffix, read_rows
+from cocondenser_jax.storage.tables import names_an_id, plain_suffix, read_rows
 
-_IDS = ("_id", "id", "query_id")
+_IDS = ("_id", "id")
+_QUERY_IDS = (*_IDS, "query_id")
+# What an id that was made of a file's name and a number must not have in a run.
+_UNFIT = re.compile(r"[\s\0%]")
 
 
 class Passage(NamedTuple):
@@ -24,57 +33,107 @@ class Passage(NamedTuple):
     text: str
 
 
-def read_passages(path: Path) -> Iterator[Passage]:
-    """Yields the passages of a file, one at a time.
+def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Passage]:
+    """Yields the passages of a source (see `sources.open_records`), one at a time.
 
-    A .tsv is read as `tables` says, any other file has one JSON object a line: `_id` (or `id`),
-    `text` and perhaps `title`. A document's URL goes before its title, so encoders read URL, title,
-    body: the order of arXiv 2007.00808 and arXiv 2101.08751, which put separators between them.
+    Passages without ids have the number of their line or row, in a folder of several files after
+    the name of the file; a line in the log tells it. A document's URL in a table goes before its title, so encoders
+    read URL, title, body: the order of arXiv 2007.00808 and arXiv 2101.08751, which put separators
+    between them.
+
+    Args:
+      source: as `corpus` takes it.
+      numbered: whether passages may be without ids, all of them.
+
+    Raises:
+      UserError: also if only some have an id, or if a field of another name seems to be the id.
     """
     ids: set[str] = set()
-    for where, record in _read_records(path):
-        name = _read_new_id(record, ids, where)
-        ids.add(name)
-        title = record.get("title") or ""
-        text = _first_of(record, ("text",), where)
-        for field, value in (("title", title), ("text", text)):
-            if not isinstance(value, str):
-                raise UserError(f"{where}: the field {field!r} must be a string")
-        yield Passage(name, without_surrogates(title), without_surrogates(text))
-    if not ids:
-        raise UserError(f"{path} is empty")
+    have_ids: bool | None = None
+    for record in chain.from_iterable(piece() for piece in open_records(str(source))):
+        has_id = _find_id(record.fields, _IDS) is not None
+        if have_ids is None:
+            have_ids = has_id
+            if not has_id:
+                _require_numbers(record, source, numbered)
+        elif has_id is not have_ids:
+            wrong = "an id, but others have none" if has_id else "no `_id`, but others have one"
+            raise UserError(f"{record.where} has {wrong}: expected one in each or in none")
+        if has_id:
+            name = _read_new_id(record.fields, _IDS, ids, record.where)
+            ids.add(name)
+        else:
+            name = _UNFIT.sub(lambda character: quote(character[0]), record.number)
+        yield _to_passage(name, record)
+    if have_ids is None:
+        raise UserError(f"{source} is empty")
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads queries, id → text: passages without a title."""
-    return {query.id: query.text for query in read_passages(path)}
+    """Reads queries, id → text: a .tsv or, in any other file, one JSON object a line."""
+    queries: dict[str, str] = {}
+    for where, fields in _read_lines(path):
+        name = _read_new_id(fields, _QUERY_IDS, queries, where)
+        if "text" not in fields:
+            raise UserError(f"{where}: the field 'text' is missing")
+        queries[name] = _string(fields, "text", where)
+    if not queries:
+        raise UserError(f"{path} is empty")
+    return queries
 
 
-def _read_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _to_passage(name: str, record: Record) -> Passage:
+    fields, _, where, url = record
+    if fields.get("spans") is not None:
+        return Passage(name, "", to_document(record).text)
+    if "text" not in fields:
+        raise UserError(f"{where}: the field 'text' is missing")
+    title = _string(fields, "title", where) if fields.get("title") else ""
+    return Passage(name, f"{url} {title}".strip() if url else title, _string(fields, "text", where))
+
+
+def _string(fields: Mapping[str, Any], field: str, where: str) -> str:
+    value = decode(fields[field], field, where)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: the field {field!r} must be a string")
+    return without_surrogates(value)
+
+
+def _require_numbers(record: Record, source: str | Path, numbered: bool) -> None:
+    """Logs that passages are numbered; raises a UserError where they must have an id."""
+    for name in filter(names_an_id, record.fields):
+        raise UserError(f"{record.where} has no `_id`, but `{name}`: rename that to `_id`")
+    if not numbered:
+        raise UserError(f"{record.where} has no `_id`: judgments name passages by their ids")
+    log_once(f"{source}: its passages have no ids, and are numbered by line or row")
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields "FILE:LINE" and the fields of each line."""
     lines = numbered_lines(path)
     if plain_suffix(path) == ".tsv":
-        for where, row in read_rows(path, lines):
-            yield where, row | {"title": f"{row['url']} {row['title']}".strip()}
+        yield from read_rows(path, lines)
         return
     for number, line in lines:
         where = f"{path}:{number}"
         yield where, parse_object(line, where)
 
 
-def _read_new_id(record: Mapping[str, Any], ids: Container[str], where: str) -> str:
+def _find_id(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Returns the first id that is not null; None where there is none."""
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def _read_new_id(
+    fields: Mapping[str, Any], names: Sequence[str], ids: Container[str], where: str
+) -> str:
     """Reads the id of a passage or a query; an integer is taken as a string."""
-    value = _first_of(record, _IDS, where)
-    if type(value) is not int and not isinstance(value, str):
+    value = decode(_find_id(fields, names), "_id", where)
+    if value is None:
+        raise UserError(f"{where}: the field {names[0]!r} is missing")
+    if isinstance(value, bool) or not isinstance(value, (Integral, str)):
         raise UserError(f"{where}: the id must be a string")
     name = require_run_id(without_surrogates(str(value)), where)
     if name in ids:
         raise UserError(f"{where}: the id {name!r} occurs twice")
     return name
-
-
-def _first_of(record: Mapping[str, Any], names: Sequence[str], where: str) -> Any:
-    for name in names:
-        if name in record:
-            return record[name]
-    raise UserError(f"{where}: the field {names[0]!r} is missing")

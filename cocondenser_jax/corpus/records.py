@@ -1,12 +1,16 @@
 """Turns records of any library into documents, and its errors into one line."""
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError, name_extra, whole_message
 from cocondenser_jax.storage.files import without_surrogates
+
+logger = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 50_000_000
 FIELDS = ("_id", "id", "title", "text", "spans")  # of a record that are read
@@ -20,8 +24,18 @@ class Document(NamedTuple):
     spans: tuple[str, ...] | None = None
 
 
-# Reads a piece of a source, without the rest.
+class Record(NamedTuple):
+    """What a source has for one document, as it was read."""
+
+    fields: Mapping[str, Any]  # those of FIELDS, and others
+    number: str  # of its line or row, after the name of its file where there are several
+    where: str  # names it in errors
+    url: str = ""  # of a table
+
+
+# Read a piece of a source, without the rest.
 Piece = Callable[[], Iterator[Document]]
+RecordPiece = Callable[[], Iterator[Record]]
 
 
 def record_piece(
@@ -29,12 +43,12 @@ def record_piece(
     records: Callable[[], Iterable[dict[str, Any]]],
     prefix: str = "",
     first: int = 1,
-) -> Piece:
-    """Makes a piece of records; one without an id is named by prefix and number, from `first`."""
+) -> RecordPiece:
+    """Makes a piece of what a library reads; `prefix` goes before numbers, the first is `first`."""
 
-    def read() -> Iterator[Document]:
-        for number, record in _numbered(source, records, first):
-            yield to_document(record, f"{prefix}{number}", f"{source}, record {number}")
+    def read() -> Iterator[Record]:
+        for number, fields in _numbered(source, records, first):
+            yield Record(fields, f"{prefix}{number}", f"{source}, record {number}")
 
     return read
 
@@ -70,10 +84,11 @@ def _unreadable(source: str, error: Exception) -> UserError:
     return missing or UserError(f"{source}: {whole_message(error)}")
 
 
-def to_document(record: dict[str, Any], default_id: str, where: str) -> Document:
-    """Makes a document of a record; `where` names it in errors."""
-    name = without_surrogates(_id(record, default_id, where))
-    spans = record.get("spans")
+def to_document(record: Record) -> Document:
+    """Makes a document of a record; one without an id is named by its number."""
+    fields, number, where, _ = record
+    name = without_surrogates(_id(fields, number, where))
+    spans = fields.get("spans")
     if spans is not None:
         texts = [_text(span, "spans", where) for span in spans] if isinstance(spans, list) else []
         if not isinstance(spans, list) or not all(isinstance(text, str) for text in texts):
@@ -83,8 +98,8 @@ def to_document(record: dict[str, Any], default_id: str, where: str) -> Document
         cut = tuple(without_surrogates(text) for text in texts)
         document = Document(name, "\n".join(cut), cut)
     else:
-        text = _text(record.get("text", 0), "text", where)
-        title = _text(record.get("title"), "title", where)
+        text = _text(fields.get("text", 0), "text", where)
+        title = _text(fields.get("title"), "title", where)
         if not isinstance(text, str):
             raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
         if not isinstance(title, str):
@@ -98,9 +113,9 @@ def to_document(record: dict[str, Any], default_id: str, where: str) -> Document
     return document
 
 
-def _id(record: dict[str, Any], default: str, where: str) -> str:
+def _id(fields: Mapping[str, Any], default: str, where: str) -> str:
     for key in ("_id", "id"):
-        name = record.get(key)
+        name = fields.get(key)
         if isinstance(name, datetime.date):  # datasets reads strings of JSON so
             raise UserError(f"{where}: `{key}` is read as a date, {name}: expected a string")
         if name is not None:
@@ -109,15 +124,23 @@ def _id(record: dict[str, Any], default: str, where: str) -> str:
 
 
 def _text(value: Any, field: str, where: str) -> Any:
-    """Decodes text that a library gives as bytes; null becomes an empty text."""
-    if value is None:
-        return ""
+    return "" if value is None else decode(value, field, where)
+
+
+def decode(value: Any, field: str, where: str) -> Any:
+    """Decodes text that a library gives as bytes; returns any other value."""
     if not isinstance(value, bytes):
         return value
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{where}: `{field}` is not UTF-8") from None
+
+
+@functools.cache
+def log_once(line: str) -> None:
+    """Logs a line that would come again each time a source is read."""
+    logger.info("%s", line)
 
 
 def check_size(n_bytes: int, where: str) -> None:

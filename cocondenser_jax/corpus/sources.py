@@ -19,7 +19,10 @@ from cocondenser_jax.corpus.records import (
     MAX_DOCUMENT_BYTES,
     Document,
     Piece,
+    Record,
+    RecordPiece,
     check_size,
+    log_once,
     named_errors,
     record_piece,
     to_document,
@@ -32,6 +35,7 @@ from cocondenser_jax.errors import (
 from cocondenser_jax.storage.files import parse_object, read_lines
 from cocondenser_jax.storage.tables import (
     PASSAGE_FILES,
+    names_an_id,
     plain_name,
     plain_suffix,
     read_rows,
@@ -84,6 +88,15 @@ def hashed(documents: Iterable[Document], digest: "hashlib._Hash") -> Iterator[D
 
 
 def open_source(source: str) -> list[Piece]:
+    """Lists the pieces of a source (see `open_records`), as documents."""
+    return [functools.partial(_to_documents, piece) for piece in open_records(source)]
+
+
+def _to_documents(piece: RecordPiece) -> Iterator[Document]:
+    return map(to_document, piece())
+
+
+def open_records(source: str) -> list[RecordPiece]:
     """Lists the pieces of a source (files, row groups, runs of records), always in the same order.
 
     Args:
@@ -101,20 +114,26 @@ def open_source(source: str) -> list[Piece]:
     if scheme in _DATASETS:
         with named_errors(source):
             return _DATASETS[scheme](source, name)
+    require_source(source)
     path = Path(source)
-    files = [path]
-    if path.is_dir():
-        files = _files_in(path)
-    elif _FILE_NAME.fullmatch(path.name) is None:
-        raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
-    elif not path.is_file():
-        raise UserError(f"no file {path}")
+    files = _files_in(path) if path.is_dir() else [path]
     if len(files) == 1:
         return _file_pieces(files[0], "")
     require_headers_alike(file for file in files if plain_suffix(file) == ".tsv")
     # Line numbers are unique within a file only.
     pieces = (_file_pieces(file, f"{escape_control(file.name)}:") for file in files)
     return list(chain.from_iterable(pieces))
+
+
+def require_source(source: str) -> None:
+    """Raises a UserError for what `open_records` cannot open, as far as the name shows it."""
+    path = Path(source)
+    if source.partition(":")[0] in ("pydocs", *_DATASETS) or path.is_dir():
+        return
+    if not path.exists():
+        raise UserError(f"{source} does not exist: expected {ACCEPTED}")
+    if _FILE_NAME.fullmatch(path.name) is None or not path.is_file():
+        raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -127,7 +146,7 @@ def _files_in(folder: Path) -> list[Path]:
     if len(files) > 1 or others:
         names = first_three([file.name for file in files])
         rest = f"; not {first_three(others)}" if others else ""
-        logger.info("%s: reading %s%s", folder, names, rest)
+        log_once(f"{folder}: reading {names}{rest}")
     return files
 
 
@@ -142,7 +161,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
     return files
 
 
-def _file_pieces(path: Path, prefix: str) -> list[Piece]:
+def _file_pieces(path: Path, prefix: str) -> list[RecordPiece]:
     suffix = plain_suffix(path)
     if suffix == ".parquet":
         return _parquet_pieces(path, prefix)
@@ -153,37 +172,39 @@ def _file_pieces(path: Path, prefix: str) -> list[Piece]:
     return [functools.partial(_read_table, path)]
 
 
-def _read_packages(packages: list[str] | None) -> Iterator[Document]:
+def _read_packages(packages: list[str] | None) -> Iterator[Record]:
     for name, text in read_docstrings(packages):
-        yield Document(name, text)
+        yield Record({"id": name, "text": text}, name, name)
 
 
-def _read_table(path: Path) -> Iterator[Document]:
+def _read_table(path: Path) -> Iterator[Record]:
     for where, row in read_rows(path, _lines(path)):
-        yield to_document(row, "", where)  # each row has an id
+        yield Record(row, "", where, row["url"])  # each row has an id
 
 
-def _read_objects(path: Path, prefix: str) -> Iterator[Document]:
+def _read_objects(path: Path, prefix: str) -> Iterator[Record]:
     for number, line in _lines(path):
         if line.strip():
             where = f"{path}:{number}"
-            yield to_document(parse_object(line, where), f"{prefix}{number}", where)
+            yield Record(parse_object(line, where), f"{prefix}{number}", where)
 
 
-def _read_text(path: Path, prefix: str) -> Iterator[Document]:
+def _read_text(path: Path, prefix: str) -> Iterator[Record]:
     has_blocks = len(list(islice(_blocks(path), 2))) == 2
     for block in _blocks(path):
         if not has_blocks:
-            yield from (Document(f"{prefix}{number}", line) for number, line in block)
+            for number, line in block:
+                yield Record({"text": line}, f"{prefix}{number}", f"{path}:{number}")
             continue
         first, text = next(block)
+        where = f"{path}:{first}"
         texts = [text]
         n_bytes = len(text.encode())
         for _, text in block:
             n_bytes += len(text.encode())
-            check_size(n_bytes, f"{path}:{first}")
+            check_size(n_bytes, where)
             texts.append(text)
-        yield Document(f"{prefix}{first}", "\n".join(texts))
+        yield Record({"text": "\n".join(texts)}, f"{prefix}{first}", where)
 
 
 def _blocks(path: Path) -> Iterator[Iterator[tuple[int, str]]]:
@@ -195,13 +216,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     return read_lines(path, MAX_DOCUMENT_BYTES, show_progress=True)
 
 
-def _parquet_pieces(path: Path, prefix: str) -> list[Piece]:
+def _parquet_pieces(path: Path, prefix: str) -> list[RecordPiece]:
     import pyarrow.dataset  # type: ignore[import-untyped]  # for this source only
 
     with named_errors(str(path)):
         data = pyarrow.dataset.dataset(path)
         groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
-    names = [name for name in data.schema.names if name in FIELDS]
+    # A column that may be the id: passages that have it are not numbered.
+    names = [name for name in data.schema.names if name in FIELDS or names_an_id(name)]
     pieces = []
     first = 1
     for group in groups:
@@ -225,7 +247,7 @@ def _parquet_rows(group: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _huggingface_pieces(source: str, name: str) -> list[Piece]:
+def _huggingface_pieces(source: str, name: str) -> list[RecordPiece]:
     path, _, rest = name.partition(":")
     config, _, split = rest.partition(":")
     if not path:
@@ -275,7 +297,7 @@ def _as_written(builder: Any) -> dict[str, Any]:
     return {"na_filter": False, "features": datasets.Features(strings)}
 
 
-def _streamed_pieces(source: str, data: Any, paths: Sequence[str]) -> list[Piece]:
+def _streamed_pieces(source: str, data: Any, paths: Sequence[str]) -> list[RecordPiece]:
     """Makes a piece of each shard, which is one of the files if there are as many."""
     n_shards = data.num_shards
     names = paths if len(paths) == n_shards else [f"file {k}" for k in range(n_shards)]
@@ -293,7 +315,7 @@ def _prefixes(n_files: int) -> list[str]:
     return [f"{k}:" for k in range(n_files)] if n_files > 1 else [""]
 
 
-def _tensorflow_pieces(source: str, name: str) -> list[Piece]:
+def _tensorflow_pieces(source: str, name: str) -> list[RecordPiece]:
     # "wikipedia/20230601.en:1.0.0" names a version, "lm1b:test" a split.
     match = re.fullmatch(r"(.+?)(?::([^:/\d][^:/]*))?", name)
     if match is None:

@@ -176,7 +176,7 @@ def lexical_run(sample: Sample, language: str = LANGUAGE) -> Run:
 
 def fused_ranking(lexical: Run, dense: Run) -> dict[str, set[str]]:
     """Returns the ten best passages of each query by two runs, fused by ranks."""
-    fused = fuse_runs([lexical, dense], depth=DEPTH)
+    fused = fuse_runs([lexical, dense], "rrf", depth=DEPTH)
     return {query: set(passages) for query, passages in fused.items()}
 
 

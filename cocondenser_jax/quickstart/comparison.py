@@ -28,7 +28,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import parse_metric
 from cocondenser_jax.quickstart.sample import read_sampled, require_room, write_sample
 from cocondenser_jax.quickstart.steps import make_once, seconds_of
-from cocondenser_jax.retrieval.bm25 import Bm25Settings, write_bm25_run
+from cocondenser_jax.retrieval.bm25 import Bm25Settings, Searched, write_bm25_run
 from cocondenser_jax.retrieval.embeddings import read_manifest
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
@@ -318,9 +318,8 @@ def rank_by_bm25(workdir: Path, trial: Trial) -> Path:
 
 def _write_bm25_run(trial: Trial, out: Path) -> None:
     write_bm25_run(
-        trial.data,
+        Searched(trial.data, trial.split),
         out,
-        split=trial.split,
         settings=Bm25Settings(language=trial.language),
         ignore_identical_ids=trial.ignore_identical_ids,
     )

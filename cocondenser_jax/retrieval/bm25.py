@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import (
     Passage,
-    corpus_file,
+    corpus_source,
     passage_text,
     read_corpus,
     read_queries,
@@ -27,12 +27,13 @@ from cocondenser_jax.collection.own_passages import (
 )
 from cocondenser_jax.collection.trec import Results, Run, require_any, write_results
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.embeddings import passage_at
+from cocondenser_jax.retrieval.embeddings import passage_at, passage_table
 from cocondenser_jax.retrieval.import_bm25s import import_bm25s
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language, term_finder
 from cocondenser_jax.storage.files import estimate_lines, new_folder, read_object, write_json
 from cocondenser_jax.storage.memory import available_bytes
 from cocondenser_jax.storage.runs import require_intact, write_checksums
+from cocondenser_jax.storage.tables import plain_suffix
 
 logger = logging.getLogger(__name__)
 
@@ -70,16 +71,30 @@ class Bm25Index(NamedTuple):
     find_terms: Callable[[str], list[str]]  # of that language; it remembers words
 
 
+class LexicalIndex(NamedTuple):
+    """A BM25 index with its passages, in memory."""
+
+    bm25: Bm25Index
+    passages: pyarrow.Table  # `id`, `title` and `text` of the rows
+
+
+class Searched(NamedTuple):
+    """What `write_bm25_run` ranks, and for what."""
+
+    data: Path  # a data folder, or a file of queries
+    split: str | None = None  # whose queries are used; None: all
+    corpus: str | Path | None = None  # see `folder.read_corpus`; None: the passages of `data`
+
+
 def write_bm25_run(
-    data_folder: Path,
+    searched: Searched,
     run_out: Path,
-    split: str | None = None,
     depth: int = 100,
     settings: Bm25Settings = _DEFAULTS,
     *,
     ignore_identical_ids: bool = False,
 ) -> dict[str, float]:
-    """Ranks a data folder's passages for its queries, or those of a split; writes a TREC run.
+    """Ranks passages for the queries of a data folder, or of a split; writes a TREC run.
 
     See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. Returns the number of
     queries, and the seconds that indexing, searching and writing took.
@@ -91,14 +106,18 @@ def write_bm25_run(
     require_language(settings.language)
     if not (0 <= settings.k1 < math.inf and 0 <= settings.b <= 1):
         raise UserError(f"k1={settings.k1}, b={settings.b}: expected 0 or more, and 0 to 1")
+    data_folder, split, corpus_given = searched
+    if corpus_given is None and data_folder.is_file():
+        raise UserError(f"{data_folder} is a file of queries: name the passages by --corpus")
+    source = corpus_source(data_folder if corpus_given is None else corpus_given)
     queries = read_queries(data_folder, split)
     if ignore_identical_ids:
         require_other_judgments(data_folder, split)
-    require_memory(corpus_file(data_folder), settings.language)
+    require_memory(source, settings.language)
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
     own: set[str] = set()
-    corpus = _noting_own(read_corpus(data_folder), queries, own)
+    corpus = _noting_own(read_corpus(source), queries, own)
     results = require_any(
         bm25_results(corpus, queries, n_ranked, settings),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
@@ -205,6 +224,25 @@ def open_bm25_index(
     return index
 
 
+def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalIndex:
+    """Reads passages (see `folder.read_corpus`) into memory, and indexes them for BM25."""
+    source = corpus_source(corpus)
+    settings = Bm25Settings(language=language or LANGUAGE)
+    require_language(settings.language)
+    require_memory(source, settings.language)
+    passages = passage_table(read_corpus(source))
+    rows = range(len(passages))
+    return LexicalIndex(
+        _build_index((passage_at(passages, row) for row in rows), settings), passages
+    )
+
+
+def find_passages(index: LexicalIndex, query: str, k: int = 10) -> list[tuple[float, Passage]]:
+    """Finds the `k` best passages for one query; each with its score, the best first."""
+    (ranking,) = rank_by_bm25(index.bm25, [query], k)
+    return [(score, passage_at(index.passages, row)) for row, score in ranking.items()]
+
+
 def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> Iterator[dict[int, float]]:
     """Ranks by BM25; yields row → score of each query's passages, best first."""
     scores = index.scores
@@ -280,12 +318,15 @@ def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index
     return Bm25Index(scores, settings.language, find_terms)
 
 
-def require_memory(file: Path, language: str) -> None:
-    """Logs what `bm25_run` will take for a large file of passages.
+def require_memory(source: str | Path, language: str) -> None:
+    """Logs what `bm25_run` will take for a large file of passages in lines.
 
     Raises:
       UserError: where that is more than there is.
     """
+    file = Path(source)
+    if not file.is_file() or plain_suffix(file) not in (".jsonl", ".tsv"):
+        return
     if file.stat().st_size < _SMALL_FILE:
         return
     needed = estimate_bytes(file, language)

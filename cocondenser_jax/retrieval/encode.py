@@ -16,7 +16,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from cocondenser_jax.collection.folder import Passage, corpus_file, passage_text, read_corpus
+from cocondenser_jax.collection.folder import Passage, corpus_source, passage_text, read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
@@ -83,7 +83,7 @@ class Encoding(NamedTuple):
 class Corpus(NamedTuple):
     """Passages that are encoded, and how they are cut."""
 
-    file: Path
+    source: str | Path  # see `folder.read_corpus`
     sha256: str  # of the passages, see `count_and_hash`
     n_passages: int
     shard_size: int
@@ -101,7 +101,7 @@ class Encoder(NamedTuple):
 
 def encode_corpus(
     encoding: Encoding,
-    corpus: Path,
+    corpus: str | Path,
     out: Path,
     shard_size: int | None = None,
     task: tuple[int, int] = (0, 1),
@@ -114,7 +114,7 @@ def encode_corpus(
 
     Args:
       encoding: the model, and what it computes.
-      corpus: a data folder, or its file of passages.
+      corpus: a data folder, or any source of passages (see `folder.read_corpus`).
       out: the folder for the shards; with several tasks, for their folders.
       shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
       task: (i, n): encodes the shards of task i of n alone, from 0: see `embeddings.py`.
@@ -124,7 +124,7 @@ def encode_corpus(
     Returns:
       The manifest; each task returns that of the whole corpus.
     """
-    file = corpus_file(corpus)
+    source = corpus_source(corpus)
     if engine:
         engine = with_gpus(engine, in_torch=encoding.backend is None)
     if task[1] > 1 and (out / MANIFEST).exists():
@@ -135,17 +135,17 @@ def encode_corpus(
         # What is wrong with the model is found before the corpus is read.
         if engine:
             require_length(encoding.model, encoding.passage_length)
-            return _encode_in_tasks(encoding, _read_facts(file, shard_size), out, engine)
+            return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
         encoder = load_encoder(encoding)
-        to_encode = _read_facts(file, shard_size, n_tasks=task[1])
+        to_encode = _read_facts(source, shard_size, n_tasks=task[1])
         return _write_shards(encoder, encoding, to_encode, out, task)
 
 
-def _read_facts(file: Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
-    """Reads a file of passages to its end: a broken line is found before there is a shard."""
-    n_passages, sha256 = count_and_hash(file)
+def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
+    """Reads all passages: a broken line is found before there is a shard."""
+    n_passages, sha256 = count_and_hash(source)
     shard_size = shard_size or default_shard_size(n_passages // n_tasks)
-    return Corpus(file=file, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
+    return Corpus(source=source, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
 
 
 def load_encoder(encoding: Encoding) -> Encoder:
@@ -182,7 +182,7 @@ def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
         batch_size=encoder.batch_size,
         dimension=encoder.model.get_embedding_dimension() or 0,
         dtype=encoding.dtype,
-        corpus=str(corpus.file),
+        corpus=str(corpus.source),
         corpus_sha256=corpus.sha256,
         passages=corpus.n_passages,
         shard_size=corpus.shard_size,
@@ -212,7 +212,7 @@ def _write_shards(
     if (folder / MANIFEST).exists():
         logger.info("resuming with the shards in %s", folder)
     start_or_compare(folder / MANIFEST, manifest.to_json(), FREE_FIELDS)
-    passages = read_corpus(corpus.file)
+    passages = read_corpus(corpus.source)
     index, n_tasks = task
     own = range(index, manifest.n_shards, n_tasks)
     n_own = sum(shard_rows(manifest, number) for number in own)
@@ -294,8 +294,8 @@ def default_shard_size(n_passages: int) -> int:
     return min(max(n_passages // 20, 500), 5_000)
 
 
-def count_and_hash(corpus: Path) -> tuple[int, str]:
-    """Returns the number of passages in a file, and their SHA-256."""
+def count_and_hash(corpus: str | Path) -> tuple[int, str]:
+    """Returns the number of passages, and their SHA-256."""
     digest = hashlib.sha256()
     n_passages = 0
     for passage in read_corpus(corpus):

@@ -13,14 +13,14 @@ from cocondenser_jax.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-Method = Literal["rrf", "min_max"]
+Method = Literal["min_max", "rrf"]
 METHODS = get_args(Method)
 _RRF_K = 60  # the paper's
 
 
 def fuse_runs(
     runs: Sequence[Run],
-    method: Method = "rrf",
+    method: Method = "min_max",
     weights: Sequence[float] | None = None,
     depth: int = 100,
 ) -> Run:
@@ -28,8 +28,8 @@ def fuse_runs(
 
     Args:
       runs: two or more; a query need not be in all of them.
-      method: `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009); `min_max`: (score -
-        least) / (most - least) of a query's scores in the run, 1 where all are equal.
+      method: `min_max`: (score - least) / (most - least) of a query's scores in the run, 1 where
+        all are equal; `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009).
       weights: one per run; None: 1 each.
       depth: best passages kept per query; of equal ones, those of the first run.
     """

@@ -116,7 +116,7 @@ def find_columns(
     Raises:
       UserError: if two columns have the name of one field.
     """
-    plain = [re.sub(r"[\W_]", "", cell.casefold()) for cell in cells]
+    plain = [_plain(cell) for cell in cells]
     columns = {}
     for field, others in names.items():
         exact = [i for i, name in enumerate(plain) if name == field]
@@ -129,6 +129,15 @@ def find_columns(
         if found:
             columns[field] = found[0]
     return columns
+
+
+def names_an_id(name: str) -> bool:
+    """Returns whether a column of this name may be the id, by another name than `id`."""
+    return _plain(name) in HEADER_NAMES["id"]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _numbered(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:

@@ -28,18 +28,19 @@ def fuse(*flags):
 
 @pytest.mark.effect("fuse --run", "fuse --run_out", "fuse --method", "fuse --weights")
 def test_methods_and_weights_order_the_passages(runs):
-    assert fuse(*runs) == ["b", "c", "a", "d"]  # 1/63 + 1/61, 2/62, 1/61, 1/63
-    assert fuse(*runs, runs[0]) == ["c", "b", "a", "d"]  # 3/62, 2/63 + 1/61, 2/61, 1/63
-    assert fuse(*runs, "--method=min_max") == ["c", "a", "b", "d"]  # 1/9 + 0.95, 1, 1, 0
-    assert fuse(*runs, "--method=min_max", "--weights=1,0.01") == ["a", "c", "b", "d"]
-    assert fuse(*runs, "--weights=9,1") == ["c", "b", "a", "d"]
+    assert fuse(*runs) == ["c", "a", "b", "d"]  # 1/9 + 0.95, 1, 1, 0
+    assert fuse(*runs, "--weights=1,0.01") == ["a", "c", "b", "d"]
+    by_rank = [*runs, "--method=rrf"]
+    assert fuse(*by_rank) == ["b", "c", "a", "d"]  # 1/63 + 1/61, 2/62, 1/61, 1/63
+    assert fuse(*by_rank, runs[0]) == ["c", "b", "a", "d"]  # 3/62, 2/63 + 1/61, 2/61, 1/63
+    assert fuse(*by_rank, "--weights=9,1") == ["c", "b", "a", "d"]
 
 
 @pytest.mark.effect("fuse --depth", "fuse --json_out")
 def test_depth_and_counts(runs, tmp_path, capsys):
     (tmp_path / "second").open("a").write("only_here Q0 a 1 1.0 x\n")
     json_out = tmp_path / "counts.json"
-    assert fuse(*runs, "--depth=3", f"--json_out={json_out}") == ["b", "c", "a", "a"]
+    assert fuse(*runs, "--depth=3", f"--json_out={json_out}") == ["c", "a", "b", "a"]
     expected = {"queries": 2, "queries in every run": 1}
     assert json.loads(json_out.read_text()) == expected
     assert capsys.readouterr().out.startswith("queries ")

@@ -35,7 +35,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_all_work(
     needed = [flag.name for flag in command.params if flag.required]
     chained = by_name[flag_name]
     while chained.goes_with:
-        chained = by_name[chained.goes_with]
+        chained = by_name[chained.goes_with[0]]
         needed.append(chained.name)
     required = [f"--{name}={name}" for name in needed]
     called = []

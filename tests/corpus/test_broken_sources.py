@@ -78,7 +78,7 @@ def test_whatever_a_library_raises_is_one_line_with_the_last_record(error):
         raise error("what failed:\n  in\n\n  which column")
 
     piece = record_piece("hf:x", records, "0:", first=7)()
-    assert [next(piece).id, next(piece).id] == ["0:7", "0:8"]
+    assert [next(piece).number, next(piece).number] == ["0:7", "0:8"]
     with pytest.raises(UserError, match=r"^hf:x, after record 8: what failed: in which column$"):
         next(piece)
 

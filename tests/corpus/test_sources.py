@@ -188,9 +188,9 @@ def test_a_giant_document_is_refused_and_never_held(tmp_path, monkeypatch, name,
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("missing.txt", "no file missing.txt"),
-        ("corpus.csv", r"unknown source 'corpus\.csv': expected pydocs, .*tfds:NAME"),
-        ("docs:numpy", "unknown source"),
+        ("missing.txt", "missing.txt does not exist: expected pydocs"),
+        ("setup.py", r"unknown source 'setup\.py': expected pydocs, .*tfds:NAME"),
+        ("docs:numpy", "docs:numpy does not exist: expected pydocs, .*tfds:NAME"),
         ("hf:", "expected a dataset's name"),
         ("tfds:", "expected a dataset's name"),
     ],

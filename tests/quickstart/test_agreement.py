@@ -80,7 +80,7 @@ def test_the_agreement_is_the_fraction_of_the_ten_best_of_bm25_and_the_model(
         for query, names in order.items()
     }
     passages = [Passage(name, "", text) for name, text in sample.passages.items()]
-    fused = fuse_runs([bm25_run(passages, sample.queries), dense], depth=10)
+    fused = fuse_runs([bm25_run(passages, sample.queries), dense], "rrf", depth=10)
     expected = fused_ranking(lexical_run(sample), dense_run(before, sample))
     assert expected == {query: set(found) for query, found in fused.items()}
     for model, folder in ((before, folders[0]), (after, folders[1])):

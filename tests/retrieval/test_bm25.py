@@ -84,7 +84,9 @@ def test_a_corpus_without_words_finds_nothing():
 def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, change):
     (name,) = change
     with pytest.raises(UserError, match=rf"{name}={change[name]}.*: expected"):
-        bm25.write_bm25_run(tmp_path, tmp_path / "run", settings=Bm25Settings(**change))
+        bm25.write_bm25_run(
+            bm25.Searched(tmp_path), tmp_path / "run", settings=Bm25Settings(**change)
+        )
 
 
 def write_corpus(path, n_passages, rng):

@@ -59,7 +59,7 @@ def test_a_passage_has_the_weighted_sum_of_its_values(method, value, weights):
 
 def test_equal_sums_are_in_the_order_of_the_runs_and_written_apart(tmp_path):
     runs = [{"q": {"b": 2.0, "a": 1.0}}, {"q": {"a": 9.0, "b": 8.0, "c": 7.0}}]
-    fused = fuse_runs(runs)
+    fused = fuse_runs(runs, "rrf")
     assert fused["q"]["a"] == fused["q"]["b"]
     write_run(tmp_path / "run", fused)
     written = read_run(tmp_path / "run")["q"]

@@ -1,0 +1,136 @@
+"""Commands that write TREC runs, without an index or of other runs."""
+
+from pathlib import Path
+
+import click
+
+from cocondenser_jax.cli.flags import (
+    COUNT,
+    FUSIONS,
+    IGNORE_IDENTICAL_IDS,
+    JSON_OUT,
+    OUTPUT_FILE,
+    PRECISION,
+    RUN_OF_DATA,
+    SOURCE,
+    command,
+    flag,
+    required,
+)
+from cocondenser_jax.cli.output import print_metrics
+
+
+@command(
+    "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
+    *RUN_OF_DATA,
+    flag("--corpus", str, f"passages (default: those of --data): {SOURCE}"),
+    IGNORE_IDENTICAL_IDS,
+    flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
+    flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
+    flag("--language", "english", "whose endings and stop words are removed; none: of no language"),
+)
+def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1, b, language):
+    """Rank passages by BM25 for the queries of a data set and write a TREC run."""
+    from cocondenser_jax.retrieval.bm25 import Bm25Settings, Searched, write_bm25_run
+
+    metrics = write_bm25_run(
+        Searched(data, split, corpus),
+        run_out,
+        depth=depth,
+        settings=Bm25Settings(k1=k1, b=b, language=language),
+        ignore_identical_ids=ignore_identical_ids,
+    )
+    print_metrics(metrics, json_out)
+
+
+def _parse_weights(text: str) -> list[float]:
+    return [float(weight) for weight in text.split(",")]
+
+
+@command(
+    "fuse --run=runs/bm25.test.trec --run=runs/test.trec --run_out=runs/fused.trec",
+    required("--run", Path, "TREC run; two or more", multiple=True),
+    required("--run_out", OUTPUT_FILE, "TREC run to write"),
+    flag("--method", FUSIONS, "by scores scaled to 0 to 1; or by ranks, as 1 / (60 + rank)"),
+    flag("--weights", _parse_weights, "one per run, in order (default: 1 each)", metavar="W,W"),
+    flag("--depth", COUNT, "passages per query", default=100),
+    IGNORE_IDENTICAL_IDS,
+    JSON_OUT,
+)
+def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
+    """Fuse several runs into one, by ranks or by scores."""
+    from cocondenser_jax.collection.own_passages import (
+        drop_identical_ids,
+        likely_own_passages,
+        warn_of_own_results,
+    )
+    from cocondenser_jax.collection.trec import read_run, write_run
+    from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
+
+    runs = [read_run(file) for file in run]
+    if ignore_identical_ids:  # before ranks and scores are counted
+        runs = [drop_identical_ids(each) for each in runs]
+    check_runs(dict(zip(map(str, run), runs, strict=True)))
+    fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
+    warn_of_own_results(fused, likely_own_passages(fused, fused))
+    write_run(run_out, fused)
+    in_every_run = [query for query in fused if all(query in each for each in runs)]
+    print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)
+
+
+@command(
+    "rerank --model=runs/ce/cross_encoder --data=data --run=test.trec --run_out=reranked.trec",
+    required("--model", Path, "the cross-encoder: a folder or Hub name"),
+    required("--run", Path, "TREC run to score"),
+    *RUN_OF_DATA,
+    flag("--batch_size", COUNT, "pairs per forward pass", default=64),
+    PRECISION,
+    flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
+    IGNORE_IDENTICAL_IDS,
+)
+def rerank(
+    model,
+    run,
+    data,
+    split,
+    run_out,
+    depth,
+    json_out,
+    batch_size,
+    precision,
+    with_positives,
+    ignore_identical_ids,
+):
+    """Score the passages of a run with a cross-encoder, and write the reranked run."""
+    from cocondenser_jax.retrieval.rerank import Candidates, rerank
+
+    candidates = Candidates(
+        data=data,
+        run=run,
+        split=split,
+        depth=depth,
+        with_positives=with_positives,
+        ignore_identical_ids=ignore_identical_ids,
+    )
+    metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
+    print_metrics(metrics, json_out)
+
+
+@command(
+    "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
+    required("--run", Path, "TREC run; may be repeated", multiple=True),
+    required("--data", Path, "the folder of queries and qrels"),
+    flag("--split", "train", "mine for the queries of this split"),
+    required("--out", OUTPUT_FILE, "TREC run to write"),
+    flag("--depth", COUNT, "rank, in each run, of the last passage taken", default=200),
+    flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
+    flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
+    JSON_OUT,
+)
+def mine(run, data, split, out, depth, denoise_run, denoise_below, json_out):
+    """Collect the negatives that finetune samples from, out of one or more runs."""
+    from cocondenser_jax.retrieval.mine import Denoising, mine
+
+    denoising = Denoising(denoise_run, below=denoise_below) if denoise_run else None
+    metrics = mine(run, data, split, out, depth=depth, denoising=denoising)
+    print_metrics(metrics, json_out)

@@ -108,6 +108,7 @@ setup(
         "tfds": TFDS,
         "cluster": CLUSTER,
         "ray": ["ray>=2.60"],
+        "ir": ["ir-datasets>=0.6"],  # the collections named ir:NAME
         "all": [*PRETRAIN, *RETRIEVAL, *LORA, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],

@@ -30,6 +30,7 @@ EXTRAS = {
     "tfds": ("tensorflow_datasets",),
     "cluster": ("datatrove",),
     "ray": ("ray",),
+    "ir": ("ir_datasets",),
 }
 _LONGEST_MESSAGE = 300  # characters of another library's message
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.cli.flags import (
+    DATA,
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
     OUTPUT_FILE,
@@ -36,7 +37,7 @@ _COLUMNS = {
     flag("--compare_with", Path, "another TREC run: compare both by two paired tests"),
     flag(
         "--data",
-        Path,
+        DATA,
         "folder of queries and passages, for a page on the queries that gain and lose",
         goes_with="compare_with",
     ),

@@ -39,17 +39,52 @@ class _OutputFile(click.ParamType):
         return path
 
 
+class _Named(click.ParamType):
+    """Data that may be the name of a published collection, see `collection.named`."""
+
+    def __init__(self, kind: type) -> None:
+        """Takes what the value becomes: a Path, or the text that it is."""
+        self.kind = kind
+        self.name = "path" if kind is Path else "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the value; the command, before it begins, puts the folder in its place."""
+        return self.kind(value)
+
+
 OUTPUT_FILE = _OutputFile()
+DATA = _Named(Path)  # a data folder
+CORPUS = _Named(str)  # SOURCE
 
 
 class _Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the command's function, unless it would replace a file that another flag names."""
         for parameter in self.params:
-            value = ctx.params[str(parameter.name)]
+            name = str(parameter.name)
+            value = ctx.params[name]
             if parameter.type is OUTPUT_FILE and value is not None:
-                _require_own(str(parameter.name), value, ctx.params)
+                _require_own(name, value, ctx.params)
+        for parameter in self.params:
+            if isinstance(parameter.type, _Named) or parameter is OVERRIDES:
+                name = str(parameter.name)
+                ctx.params[name] = _with_folders(ctx.params[name])
         return super().invoke(ctx)
+
+
+def _with_folders(value: Any) -> Any:
+    """Puts data folders in the place of names of collections, and of settings that are names."""
+    if isinstance(value, tuple):
+        return tuple(_with_folders(each) for each in value)
+    setting, equals, name = str(value).rpartition("=")
+    if ":" not in name:
+        return value
+    from cocondenser_jax.collection.named import find_data
+
+    folder = find_data(name)
+    if equals:
+        return f"{setting}={folder}"
+    return Path(folder) if isinstance(value, Path) else str(folder)
 
 
 def _require_own(name: str, output: Path, values: Mapping[str, Any]) -> None:
@@ -160,7 +195,7 @@ def require_one(**places: str | Path | None) -> None:
 # What `corpus.sources.open_records` reads.
 SOURCE = (
     "a .txt, .jsonl, .tsv or .parquet file, a folder of them or of passages, pydocs[:PACKAGE,...],"
-    " hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT] (docs/data.md)"
+    " hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT], beir:NAME, nano:NAME, ir:NAME (docs/data.md)"
 )
 
 
@@ -211,7 +246,7 @@ IGNORE_IDENTICAL_IDS = ignore_identical_ids()
 COUNT = click.IntRange(1)
 FUSIONS = ("min_max", "rrf")
 RUN_OF_DATA = (
-    required("--data", Path, "the folder of the queries, or a file of them"),
+    required("--data", DATA, "the folder of the queries, or a file of them"),
     flag("--split", str, "use the queries of this split, such as test (default: all queries)"),
     required("--run_out", OUTPUT_FILE, "TREC run to write"),
     flag("--depth", COUNT, "passages per query", default=100),

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cocondenser_jax.cli.flags import (
+    CORPUS,
     COUNT,
+    DATA,
     GIVEN,
     IGNORE_IDENTICAL_IDS,
     OUTPUT_FILE,
@@ -37,10 +39,10 @@ def quickstart(workdir):
 
 @command(
     "adapt --corpus=articles.jsonl.xz --model=models/minilm --workdir=runs/adapted --data=data",
-    required("--corpus", str, "your documents: whatever corpus --source takes"),
+    required("--corpus", CORPUS, "your documents: whatever corpus --source takes"),
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
-    flag("--data", Path, "what to test on, with judgments (default: 30 queries to judge)"),
+    flag("--data", DATA, "what to test on, with judgments (default: 30 queries to judge)"),
     flag(
         "--backend",
         (None, "jax", "torch", "lora"),
@@ -96,7 +98,7 @@ def adapt(
 
 @command(
     "compare --data=data --model=models/minilm --model=models/mpnet --workdir=runs/compared",
-    required("--data", Path, "passages, queries and judgments"),
+    required("--data", DATA, "passages, queries and judgments"),
     required("--model", str, "an embedding model: a folder or Hub name", multiple=True),
     _WORKDIR,
     flag("--split", "test", "whose judgments are used"),

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from cocondenser_jax.cli.flags import (
+    CORPUS,
     COUNT,
     ENGINE,
     FUSIONS,
@@ -59,7 +60,7 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
 @command(
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     required("--model", Path, "the retriever: a folder or Hub name"),
-    required("--corpus", str, f"passages: {SOURCE}"),
+    required("--corpus", CORPUS, f"passages: {SOURCE}"),
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
     flag("--batch_size", COUNT, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
@@ -156,7 +157,7 @@ def index(embeddings, out, factory, json_out):
     'search --index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"',
     _INDEX,
     _EMBEDDINGS,
-    flag("--corpus", str, f"or passages, for BM25 without a model: {SOURCE}"),
+    flag("--corpus", CORPUS, f"or passages, for BM25 without a model: {SOURCE}"),
     flag("--model", Path, _MODEL, goes_with=("index", "embeddings")),
     *_dense_search(goes_with=("index", "embeddings")),
     flag("--language", str, _LANGUAGE, goes_with=("hybrid", "corpus")),

@@ -5,7 +5,9 @@ from pathlib import Path
 import click
 
 from cocondenser_jax.cli.flags import (
+    CORPUS,
     COUNT,
+    DATA,
     FUSIONS,
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
@@ -23,7 +25,7 @@ from cocondenser_jax.cli.output import print_metrics
 @command(
     "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
     *RUN_OF_DATA,
-    flag("--corpus", str, f"passages (default: those of --data): {SOURCE}"),
+    flag("--corpus", CORPUS, f"passages (default: those of --data): {SOURCE}"),
     IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
@@ -119,7 +121,7 @@ def rerank(
 @command(
     "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
     required("--run", Path, "TREC run; may be repeated", multiple=True),
-    required("--data", Path, "the folder of queries and qrels"),
+    required("--data", DATA, "the folder of queries and qrels"),
     flag("--split", "train", "mine for the queries of this split"),
     required("--out", OUTPUT_FILE, "TREC run to write"),
     flag("--depth", COUNT, "rank, in each run, of the last passage taken", default=200),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.cli.flags import (
+    CORPUS,
     ENGINE,
     EXPERIMENT,
     JSON_OUT,
@@ -20,7 +21,7 @@ from cocondenser_jax.errors import UserError
 
 @command(
     "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
-    required("--source", str, f"{SOURCE}; may be repeated", multiple=True),
+    required("--source", CORPUS, f"{SOURCE}; may be repeated", multiple=True),
     flag("--size", 30522, "entries, special tokens included"),
     flag(
         "--kind",
@@ -42,7 +43,7 @@ def vocabulary(source, size, kind, cased, out):
 
 @command(
     "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
-    required("--source", str, SOURCE),
+    required("--source", CORPUS, SOURCE),
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),

@@ -98,10 +98,14 @@ def _find_url(place: Path) -> str | None:
     return f"{match[1]}://{match[2]}" if match else None
 
 
+def cache_folder() -> Path:
+    """Returns the folder of what is fetched once per machine."""
+    return Path(os.environ.get("COCONDENSER_CACHE") or Path.home() / ".cache/cocondenser")
+
+
 def _cached(url: str, checksums: bytes = b"") -> Path:
     """Returns the path of the local copy of a URL that has these checksums."""
-    cache = Path(os.environ.get("COCONDENSER_CACHE") or Path.home() / ".cache/cocondenser")
-    return cache / hashlib.sha256(url.encode() + checksums).hexdigest()[:16]
+    return cache_folder() / hashlib.sha256(url.encode() + checksums).hexdigest()[:16]
 
 
 def _progress(title: str) -> Any:

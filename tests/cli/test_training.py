@@ -33,7 +33,7 @@ def test_a_store(tmp_path):
 def test_spans_that_end_early_lose_no_text(tmp_path):
     place = make_workplace(tmp_path)
     (place / "a.txt").write_text(
-        "\n".join("The river runs to the city and on. " * 40 for _ in "ab")
+        "\n".join("The river runs to the city and on. " * 80 for _ in "ab")
     )
     command = ["corpus", f"--source={place}/a.txt", f"--tokenizer={place}/bert-base-uncased"]
     stores = []
@@ -88,7 +88,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
             "vocabulary --source=x --out=out --kind=roberta --cased",
             "--cased goes with --kind=bert or",
         ),
-        ("vocabulary --source=none.txt --out=out", "no file none.txt"),
+        ("vocabulary --source=none.txt --out=out", "none.txt does not exist"),
         ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
         (
             "vocabulary --source=pydocs:json --out=out --size=10000001",

@@ -1,5 +1,7 @@
 """Tokenizers of families that only PyTorch computes here, against the library's own tokens."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.same_tokens import tokens_in_training
 from cocondenser_jax.corpus.spans import cut_documents
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
+from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer, span_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.corpus.test_spans import DOCUMENTS
 from tests.other_families import write_tokenizer
@@ -52,6 +54,16 @@ def test_the_tokenizer_of_another_family_is_read_as_it_is(
     again = load_tokenizer(str(tmp_path))
     same = ("sha256", "prefix_ids", "suffix_ids", "special_ids", "vocab_size")
     assert [getattr(again, name) for name in same] == [getattr(found, name) for name in same]
+
+
+def test_the_unknown_token_stands_for_no_text_where_it_is_not_an_added_one(folders):
+    whole = load_tokenizer(str(folders["t5"]))
+    state = json.loads(whole.backend.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] != "<unk>"]
+    assert len(state["added_tokens"]) == len(whole.backend.get_added_tokens_decoder()) - 1
+    found = span_tokenizer(Tokenizer.from_str(json.dumps(state)), "of which one is not added")
+    assert found.backend.id_to_token(found.unknown_id) == "<unk>"
+    assert found.special_ids == whole.special_ids
 
 
 def test_more_than_two_tokens_around_a_text_are_refused(folders, tmp_path):

@@ -196,14 +196,23 @@ def from_json(values: Mapping[str, Any]) -> Representation:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{values!r} is no representation") from error
-    if not (
-        isinstance(made.pooling, str)
-        and isinstance(made.scaled_before_dense, bool)
-        and isinstance(made.normalized, bool)
-        and made.similarity in get_args(Similarity)
-        and isinstance(made.scale, float)
-        and all(type(size) is int and size > 0 for size in made.sizes)
-        and all(isinstance(text, str) for text in dict(made.prompts).values())
-    ):
+    if not _has_its_types(made):
         raise ValueError(f"{values!r} is no representation")
     return made
+
+
+def _has_its_types(made: Representation) -> bool:
+    """Whether every field of what was read from a file has a type and size that it may have."""
+    flags = (made.scaled_before_dense, made.normalized, made.include_prompt)
+    lengths = (made.max_length, made.query_length, made.passage_length)
+    dense_sizes = [size for each in made.dense for size in (each.in_features, each.out_features)]
+    counts = [*made.sizes, *dense_sizes, *(each for each in lengths if each is not None)]
+    texts = [made.pooling, *dict(made.prompts).values(), *(each.activation for each in made.dense)]
+    return (
+        made.similarity in get_args(Similarity)
+        and isinstance(made.scale, float)
+        and isinstance(made.default_prompt, str | None)
+        and all(isinstance(flag, bool) for flag in (*flags, *(each.bias for each in made.dense)))
+        and all(type(count) is int and count > 0 for count in counts)
+        and all(isinstance(text, str) for text in texts)
+    )

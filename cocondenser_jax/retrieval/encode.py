@@ -1,11 +1,12 @@
 """Encodes a corpus into vectors, in shards on disk."""
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -131,7 +132,7 @@ def encode_corpus(
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
     require_outside(encoding.model, out)
     require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
-    with lock_folder(task_folder(out, task)):
+    with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
         if engine:
             require_length(encoding.model, encoding.passage_length)
@@ -139,6 +140,24 @@ def encode_corpus(
         encoder = load_encoder(encoding)
         to_encode = _read_facts(source, shard_size, n_tasks=task[1])
         return _write_shards(encoder, encoding, to_encode, out, task)
+
+
+@contextlib.contextmanager
+def _unchanged(source: str | Path) -> Iterator[None]:
+    """Raises a UserError at the end of a block in which a file changed: it is read repeatedly."""
+
+    def state() -> list[tuple[int, ...]]:
+        place = Path(source)  # or the name of a source that lies elsewhere
+        files = [place, *sorted(place.rglob("*"))] if place.exists() else []
+        return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in map(Path.stat, files)]
+
+    before = state()
+    yield
+    if state() != before:
+        raise UserError(
+            f"{source} has changed while it was encoded: the vectors may be of other passages;"
+            " remove them, and encode again"
+        )
 
 
 def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:

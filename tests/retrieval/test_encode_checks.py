@@ -49,6 +49,24 @@ def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_mod
         models.require_length(roberta, 64)
 
 
+def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(
+    model_folder, beir, tmp_path, monkeypatch
+):
+    """The last passage is another one when it is encoded, of the same length."""
+    data = Path(shutil.copytree(beir, tmp_path / "data"))
+    corpus = data / "corpus.jsonl"
+    encode_block = encode._encode
+
+    def change(*arguments):
+        corpus.write_text(corpus.read_text().replace("title", "names"))
+        return encode_block(*arguments)
+
+    assert "title" in corpus.read_text()
+    monkeypatch.setattr(encode, "_encode", change)
+    with pytest.raises(UserError, match=r"corpus\.jsonl has changed while it was encoded"):
+        encode.encode_corpus(Encoding(model_folder), data, tmp_path / "out")
+
+
 def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, beir, tmp_path):
     """Their manifest would count as the model's, and the search would take it for another one."""
     model = Path(shutil.copytree(model_folder, tmp_path / "model"))

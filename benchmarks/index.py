@@ -35,6 +35,7 @@ from cocondenser_jax.retrieval.embeddings import (
 )
 from cocondenser_jax.retrieval.exact import float_blocks, nearest
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.retrieval.quantized import Vectors
 
 FACTORIES = ("IVF1024,PQ48", "IVF1024,SQ8")
 # Variances along the principal axes, by their rank; 1 on average.
@@ -164,7 +165,7 @@ def by_nprobe(row: Row) -> Iterator[Row]:
         yield shown | {"nprobe": nprobe, "recall@100": recall, "ms/query": milliseconds}
 
 
-def assign_seconds(vectors: Sequence[np.ndarray]) -> float:
+def assign_seconds(vectors: Sequence[Vectors]) -> float:
     """Returns what finding the list of a vector takes, through an HNSW over those of a shard."""
     blocks = float_blocks(vectors)
     lists = faiss.IndexHNSWFlat(DIMENSION, 32, faiss.METRIC_INNER_PRODUCT)

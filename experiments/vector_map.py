@@ -31,6 +31,7 @@ from tqdm import tqdm
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at, read_manifest, shard_vectors
+from cocondenser_jax.retrieval.exact import float_blocks
 from cocondenser_jax.retrieval.models import is_normalized
 from cocondenser_jax.retrieval.search import OpenIndex, open_index
 from cocondenser_jax.storage.files import new_folder
@@ -155,7 +156,7 @@ def _open(embeddings: Path, model: Path) -> OpenIndex:
 
 
 def _vectors(passages: pyarrow.Table) -> np.ndarray:
-    return np.concatenate(shard_vectors(passages)).astype(np.float32)
+    return np.concatenate([*float_blocks(shard_vectors(passages))])
 
 
 def _score_by(opened: OpenIndex, queries: list[str], embeddings: Path) -> Vectors:

@@ -49,6 +49,11 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
             "--device", ("cpu", "cuda"), "what multiplies --embeddings; cuda: a GPU, much faster"
         ),
         dense(
+            "--oversampling",
+            COUNT,
+            "of --embeddings of bits: candidates for each passage that is asked for (default: 4)",
+        ),
+        dense(
             "--hybrid",
             (None, *FUSIONS),
             "also search with BM25 and fuse, see fuse --method; min_max was better in our tests",
@@ -67,7 +72,11 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
     flag("--shard_size", COUNT, "passages per shard (default: a twentieth of all, 500 to 5000)"),
     TASK,
     *ENGINE,
-    flag("--dtype", ("float32", "float16"), "number format in the shards"),
+    flag(
+        "--dtype",
+        ("float32", "float16", "int8", "binary"),
+        "number format in the shards: 4, 2, 1 or 1/8 bytes a number",
+    ),
     PRECISION,
     *GIVEN,
     flag("--title_separator", str, "between title and text (default: the model's own, a space)"),
@@ -103,6 +112,7 @@ def encode(
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
+    from cocondenser_jax.retrieval.quantized import QUANTIZED
     from cocondenser_jax.storage.remote import output_folder
 
     encoding = Encoding(
@@ -127,6 +137,8 @@ def encode(
     engine = make_engine(tasks, workers, executor, executor_options)
     if task != (0, 1) and (engine or parquet):
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
+    if parquet and dtype in QUANTIZED:
+        raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
     with output_folder(out, task, grows=True) as folder:
         manifest = encode_corpus(
             encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine
@@ -172,6 +184,7 @@ def search(
     model,
     parameters,
     device,
+    oversampling,
     hybrid,
     query_prompt,
     language,
@@ -194,7 +207,7 @@ def search(
         opened = open_index(
             index or embeddings,
             model,
-            vectors=VectorSearch(parameters, device),
+            vectors=VectorSearch(parameters, device, oversampling),
             hybrid=hybrid,
             query_prompt=query_prompt,
             language=language,
@@ -259,6 +272,7 @@ def retrieve(
     model,
     parameters,
     device,
+    oversampling,
     hybrid,
     query_prompt,
     language,
@@ -280,7 +294,7 @@ def retrieve(
     opened = open_index(
         index or embeddings,
         model,
-        vectors=VectorSearch(parameters, device),
+        vectors=VectorSearch(parameters, device, oversampling),
         hybrid=hybrid,
         query_prompt=query_prompt,
         language=language,

@@ -1,8 +1,9 @@
 """A folder of embeddings: writes its shards, and maps them.
 
 Shard k is `embeddings-<k>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
-`vector`. Files are memory-mapped: a folder may be larger than memory. Task i of n writes the
-shards i, n + i, 2n + i and so on to its own `runs.task_folder`; they are read as one folder.
+`vector`, or `code` (see `quantized.py`), which no database takes for numbers that it may multiply.
+Files are memory-mapped: a folder may be larger than memory. Task i of n writes the shards i,
+n + i, 2n + i and so on to its own `runs.task_folder`; they are read as one folder.
 """
 
 import math
@@ -19,13 +20,24 @@ from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Representation, from_json, to_json
 from cocondenser_jax.retrieval.finite import are_finite, require_finite
+from cocondenser_jax.retrieval.quantized import (
+    BINARY,
+    INT8,
+    QUANTIZED,
+    BitVectors,
+    Int8Vectors,
+    Vectors,
+)
 from cocondenser_jax.storage.files import new_file, read_object
 from cocondenser_jax.storage.runs import require_same, task_folders
 
 MANIFEST = "manifest.json"
-Dtype = Literal["float32", "float16"]
+Dtype = Literal["float32", "float16", "int8", "binary"]
 # What may differ between machines and when a run resumes: of the first two, checksums are compared.
 FREE_FIELDS = ("model", "corpus", "batch_size")
+_VECTOR = "vector"
+_CODE = "code"
+_RANGES = b"ranges"  # metadata of a shard of int8
 # Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
 PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
 
@@ -93,25 +105,57 @@ def write_table(path: Path, table: pyarrow.Table) -> None:
         writer.write_table(table)
 
 
-def write_shard(path: Path, passages: pyarrow.Table, vectors_NxD: np.ndarray) -> None:
-    """Writes the passages of a shard with their vectors, whole or not at all."""
+def write_shard(
+    path: Path,
+    passages: pyarrow.Table,
+    vectors_NxD: np.ndarray,
+    ranges_2xD: np.ndarray | None = None,
+) -> None:
+    """Writes the passages of a shard with their vectors, whole or not at all.
+
+    The ranges of int8 (see `quantized.quantize`) become metadata of the file.
+    """
     numbers = pyarrow.array(vectors_NxD.ravel())
     vectors = pyarrow.FixedSizeListArray.from_arrays(numbers, vectors_NxD.shape[1])
+    table = passages.append_column(_VECTOR if vectors_NxD.dtype.kind == "f" else _CODE, vectors)
+    if ranges_2xD is not None:
+        table = table.replace_schema_metadata({_RANGES: ranges_2xD.astype("<f4").tobytes()})
     with new_file(path) as partial:
-        write_table(partial, passages.append_column("vector", vectors))
+        write_table(partial, table)
 
 
 def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
     """Maps a shard; None unless its file is whole and holds what the manifest says."""
-    vector = pyarrow.list_(pyarrow.from_numpy_dtype(manifest.dtype), manifest.dimension)
-    schema = PASSAGES.append(pyarrow.field("vector", vector))
-    return map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
+    is_bits = manifest.dtype == BINARY
+    stored = "uint8" if is_bits else manifest.dtype
+    size = manifest.dimension // 8 if is_bits else manifest.dimension
+    vector = pyarrow.list_(pyarrow.from_numpy_dtype(stored), size)
+    name = _CODE if manifest.dtype in QUANTIZED else _VECTOR
+    schema = PASSAGES.append(pyarrow.field(name, vector))
+    table = map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
+    if table is not None and manifest.dtype == INT8 and not _has_ranges(table):
+        return None
+    return table
+
+
+def _has_ranges(table: pyarrow.Table) -> bool:
+    """Whether a shard of int8 has ranges that numbers can have."""
+    content = _ranges(table)
+    if len(content) != 4 * 2 * table[_CODE].type.list_size:
+        return False
+    low_D, high_D = np.frombuffer(content, "<f4").reshape(2, -1)
+    return bool(np.isfinite(high_D - low_D).all() and (low_D <= high_D).all())
+
+
+def _ranges(table: pyarrow.Table) -> bytes:
+    """Returns the ranges of a table's shards, one after another, as float32."""
+    return (table.schema.metadata or {}).get(_RANGES, b"")
 
 
 def finished_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
     """Maps a shard as `map_shard` does; None also if a vector has NaN or infinity."""
     table = map_shard(folder, manifest, number)
-    if table is None or not all(map(are_finite, shard_vectors(table))):
+    if table is None or not all(are_finite(vectors[:]) for vectors in shard_vectors(table)):
         return None
     return table
 
@@ -143,12 +187,13 @@ def open_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
                 "flags, which renews such shards only"
             )
         tables.append(table)
-    return pyarrow.concat_tables(tables)
+    joined = pyarrow.concat_tables(tables)
+    return joined.replace_schema_metadata({_RANGES: b"".join(map(_ranges, tables))})
 
 
 def write_parquet(folder: Path, out: Path) -> None:
     """Writes all shards as one Parquet file, whole or not at all: a row group for each."""
-    table = open_shards(folder, read_manifest(folder))
+    table = open_shards(folder, read_manifest(folder)).replace_schema_metadata()
     with (
         new_file(out) as partial,
         pyarrow.parquet.ParquetWriter(partial, table.schema) as writer,
@@ -157,12 +202,18 @@ def write_parquet(folder: Path, out: Path) -> None:
             writer.write_batch(batch)
 
 
-def shard_vectors(table: pyarrow.Table) -> list[np.ndarray]:
-    """Lists the vectors of each shard, N x D, as they are mapped."""
-    column = table["vector"]
-    return [
-        chunk.flatten().to_numpy().reshape(-1, column.type.list_size) for chunk in column.chunks
-    ]
+def shard_vectors(table: pyarrow.Table) -> list[Vectors]:
+    """Lists the vectors of each shard, N x D, as they are mapped, or as what their codes mean."""
+    column = table[_CODE if _CODE in table.column_names else _VECTOR]
+    size = column.type.list_size
+    stored = [chunk.flatten().to_numpy().reshape(-1, size) for chunk in column.chunks]
+    kind = column.type.value_type
+    if kind == pyarrow.uint8():
+        return [BitVectors(bits_NxB) for bits_NxB in stored]
+    if kind == pyarrow.int8():
+        ranges = np.frombuffer(_ranges(table), "<f4").reshape(len(stored), 2, size)
+        return [Int8Vectors(*each) for each in zip(stored, ranges, strict=True)]
+    return list(stored)
 
 
 def require_finite_rows(table: pyarrow.Table, block_NxD: np.ndarray, first_row: int) -> None:

@@ -52,6 +52,12 @@ from cocondenser_jax.retrieval.models import (
     towers,
     uses_bfloat16,
 )
+from cocondenser_jax.retrieval.quantized import (
+    QUANTIZED,
+    quantize,
+    require_quantizable,
+    require_whole_bytes,
+)
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import read_representation, require_outside
 from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare, task_folder
@@ -130,6 +136,8 @@ def encode_corpus(
         engine = with_gpus(engine, in_torch=encoding.backend is None)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
+    folder = find_folder(encoding.model)
+    require_quantizable(encoding.dtype, read_representation(folder, encoding.given))
     require_outside(encoding.model, out)
     require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
     with lock_folder(task_folder(out, task)), _unchanged(source):
@@ -172,6 +180,7 @@ def load_encoder(encoding: Encoding) -> Encoder:
     folder = find_folder(encoding.model)
     representation = read_representation(folder, encoding.given)
     model = load_as(folder, representation, passage_length=encoding.passage_length)
+    require_whole_bytes(encoding.dtype, model.get_embedding_dimension() or 0)
     in_torch = encoding.backend is None
     in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
     precision: Literal["float32", "bfloat16"] = "bfloat16" if in_bfloat16 else "float32"
@@ -256,22 +265,30 @@ def _write_shards(
             vectors_NxD = np.concatenate(
                 [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
             )
-            write_shard(path, table, _to_store(vectors_NxD, rows, manifest))
+            write_shard(path, table, *_to_store(vectors_NxD, rows, manifest))
     return manifest
 
 
-def _to_store(vectors_NxD: np.ndarray, passages: list[Passage], manifest: Manifest) -> np.ndarray:
-    """Returns vectors in the number format of a manifest; raises a UserError unless all fit it."""
+def _to_store(
+    vectors_NxD: np.ndarray, passages: list[Passage], manifest: Manifest
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns vectors in the number format of a manifest, and the ranges of int8.
+
+    Raises:
+      UserError: unless all are finite and fit the format.
+    """
     names = [passage.id for passage in passages]
     reason = f"the weights of {manifest.model} are damaged, or too large for what it computes"
     if manifest.precision != "float32":
         reason += f" in {manifest.precision} (--precision=float32 may help)"
     require_finite(vectors_NxD, "passage", names, reason)
+    if manifest.dtype in QUANTIZED:
+        return quantize(vectors_NxD, manifest.dtype)
     with np.errstate(over="ignore"):
         stored_NxD = vectors_NxD.astype(manifest.dtype)
     too_large = f"too large for {manifest.dtype}, use --dtype=float32"
     require_finite(stored_NxD, "passage", names, too_large)
-    return stored_NxD
+    return stored_NxD, None
 
 
 def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engine) -> Manifest:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from cocondenser_jax.retrieval.quantized import Vectors
+
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 _BLOCK_ROWS = 65_536
 # Queries that a block is multiplied with at once: their scores are 256 MiB.
@@ -25,7 +27,7 @@ Nearest = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 Check = Callable[[np.ndarray, int], None]
 
 
-def float_blocks(shards: Iterable[np.ndarray], check: Check | None = None) -> Iterator[np.ndarray]:
+def float_blocks(shards: Iterable[Vectors], check: Check | None = None) -> Iterator[np.ndarray]:
     """Yields the vectors of all shards as float32, a block at a time, N x D, after a check."""
     first_row = 0
     for vectors_NxD in shards:
@@ -37,7 +39,7 @@ def float_blocks(shards: Iterable[np.ndarray], check: Check | None = None) -> It
             first_row += len(block_NxD)
 
 
-def nearest_checked(shards: Sequence[np.ndarray], check: Check, device: str = "cpu") -> Nearest:
+def nearest_checked(shards: Sequence[Vectors], check: Check, device: str = "cpu") -> Nearest:
     """Returns `nearest` in these shards; its first call checks what it reads.
 
     A check takes as long as the search for one query, so later calls do without. On another
@@ -58,7 +60,7 @@ def nearest_checked(shards: Sequence[np.ndarray], check: Check, device: str = "c
 
 
 def nearest(
-    shards: Sequence[np.ndarray], queries_QxD: np.ndarray, k: int, check: Check | None = None
+    shards: Sequence[Vectors], queries_QxD: np.ndarray, k: int, check: Check | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds the vectors with the largest inner products.
 
@@ -98,7 +100,7 @@ def nearest(
 
 
 def nearest_in_torch(
-    shards: Sequence[np.ndarray],
+    shards: Sequence[Vectors],
     queries_QxD: np.ndarray,
     k: int,
     check: Check | None,
@@ -129,7 +131,7 @@ def _parts(n_queries: int) -> list[slice]:
 
 
 def _shown_blocks(
-    shards: Sequence[np.ndarray], check: Check | None, n_queries: int
+    shards: Sequence[Vectors], check: Check | None, n_queries: int
 ) -> Iterator[np.ndarray]:
     """Yields the blocks, with a progress bar unless there is but one query."""
     bar = tqdm(shards, desc="search", unit=" shards", disable=n_queries == 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
-from tqdm import tqdm
+from tqdm import tqdm, trange
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import (
@@ -30,6 +30,7 @@ from cocondenser_jax.retrieval.embeddings import (
 )
 from cocondenser_jax.retrieval.exact import float_blocks
 from cocondenser_jax.retrieval.finite import require_finite
+from cocondenser_jax.retrieval.quantized import Vectors
 from cocondenser_jax.storage.files import file_sha256, new_folder, require_absent, write_json
 from cocondenser_jax.storage.remote import local_copy
 
@@ -39,6 +40,7 @@ _PASSAGES_FILE = "passages.arrow"
 _TRAINING_ROWS = 262_144
 _ROWS_PER_LIST = 64
 _ROWS_AT_ONCE = 65_536  # that are read to check them
+_QUERIES_AT_ONCE = 256
 _BUILD_AGAIN = "encode again with the same flags, and build the index again"
 
 
@@ -79,7 +81,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
         with (folder / "index.faiss").open("wb") as file:
             writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
             faiss.write_index(index, writer)
-        write_table(folder / _PASSAGES_FILE, table.select(PASSAGES.names))
+        write_table(folder / _PASSAGES_FILE, table.select(PASSAGES.names).replace_schema_metadata())
         checksum = file_sha256(folder / "index.faiss")
         manifest = manifest._replace(factory=factory, index_sha256=checksum)
         write_json(folder / MANIFEST, manifest.to_json())
@@ -104,6 +106,17 @@ def read_index(
     _require_all_finite(index, passages)
     _set_parameters(index, parameters, manifest.factory)
     return index, passages
+
+
+def nearest_in_index(
+    index: faiss.Index, queries_QxD: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Searches for some queries at a time, to move the progress bar; returns scores and rows."""
+    n_queries = len(queries_QxD)
+    starts = trange(0, n_queries, _QUERIES_AT_ONCE, desc="search", disable=n_queries == 1)
+    blocks = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
+    scores, rows = zip(*blocks, strict=True)
+    return np.concatenate(scores), np.concatenate(rows)
 
 
 def _require_all_finite(index: faiss.Index, passages: pyarrow.Table) -> None:
@@ -138,7 +151,7 @@ def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) ->
         ) from error
 
 
-def _train(index: faiss.Index, vectors: Sequence[np.ndarray], factory: str) -> None:
+def _train(index: faiss.Index, vectors: Sequence[Vectors], factory: str) -> None:
     """Trains a compressed index on every n-th vector of each shard."""
     lists = faiss.try_extract_index_ivf(index)
     n_sampled = _TRAINING_ROWS

@@ -8,13 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import faiss
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
 import torch
 from sentence_transformers import SentenceTransformer
-from tqdm import tqdm, trange
+from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.collection.layouts import Passage
@@ -38,19 +37,20 @@ from cocondenser_jax.retrieval.exact import Nearest, float_blocks, nearest, near
 from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
 from cocondenser_jax.retrieval.gpus import require_gpu
-from cocondenser_jax.retrieval.index import read_index
+from cocondenser_jax.retrieval.index import nearest_in_index, read_index
 from cocondenser_jax.retrieval.models import load_as, model_sha256
+from cocondenser_jax.retrieval.quantized import BINARY, BitVectors, nearest_by_bits
 from cocondenser_jax.retrieval.terms import require_language
 from cocondenser_jax.storage.files import without_surrogates
 from cocondenser_jax.storage.remote import local_copy
 
 logger = logging.getLogger(__name__)
 
-_QUERIES_AT_ONCE = 256
 # Of many queries: libraries take memory for several copies of the vectors.
 _ENCODED_AT_ONCE = 65_536
 # How many passages of each side are fused, or more where more are asked for.
 _FUSED_DEPTH = 100
+_OVERSAMPLING = 4
 _OVERFLOW = "the model's weights are damaged, or too large for what it computes"
 
 
@@ -68,6 +68,8 @@ class VectorSearch(NamedTuple):
     parameters: str = ""
     # What multiplies embeddings; for the same ranks as on the CPU, in float32.
     device: Literal["cpu", "cuda"] = "cpu"
+    # Of embeddings of bits: candidates for each passage that is asked for; None: 4.
+    oversampling: int | None = None
 
 
 _DEFAULTS = VectorSearch()
@@ -141,20 +143,31 @@ def open_index(
         raise UserError(f"{folder} holds embeddings: only an index has parameters")
     if vectors.device != "cpu" and manifest.is_index:
         raise UserError(f"{folder} is an index, for the CPU: {vectors.device} searches embeddings")
+    is_bits = manifest.dtype == BINARY and not manifest.is_index
+    if vectors.oversampling is not None and not is_bits:
+        raise UserError(f"{folder} holds no embeddings of bits: only these have oversampling")
+    if vectors.device != "cpu" and is_bits:
+        raise UserError(f"{folder} holds embeddings of bits, which are searched on the CPU")
     _require_model(folder, manifest, model_folder)
     representation = _with_query_prompt(folder, manifest.representation, query_prompt)
     model = load_as(model_folder, representation)
     if manifest.is_index:
         index, passages = read_index(folder, manifest, vectors.parameters)
-        dense = OpenIndex(model, partial(_nearest_in_index, index), passages)
+        dense = OpenIndex(model, partial(nearest_in_index, index), passages)
     else:
         passages = open_shards(folder, manifest)
-        check = partial(require_finite_rows, passages)
-        find = nearest_checked(shard_vectors(passages), check, vectors.device)
-        dense = OpenIndex(model, find, passages)
+        dense = OpenIndex(model, _nearest_in_shards(passages, vectors), passages)
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
+
+
+def _nearest_in_shards(passages: pyarrow.Table, vectors: VectorSearch) -> Nearest:
+    """Returns what searches the vectors of `open_shards`."""
+    shards = shard_vectors(passages)
+    if bits := [each for each in shards if isinstance(each, BitVectors)]:
+        return partial(nearest_by_bits, bits, vectors.oversampling or _OVERSAMPLING)
+    return nearest_checked(shards, partial(require_finite_rows, passages), vectors.device)
 
 
 def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
@@ -375,14 +388,3 @@ def _to_ranking(scores_K: np.ndarray, rows_K: np.ndarray) -> Ranking:
     order_K = np.lexsort((rows_K, -scores_K))
     order_K = order_K[rows_K[order_K] >= 0]
     return dict(zip(rows_K[order_K].tolist(), scores_K[order_K].tolist(), strict=True))
-
-
-def _nearest_in_index(
-    index: faiss.Index, queries_QxD: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Searches for some queries at a time, to move the progress bar."""
-    n_queries = len(queries_QxD)
-    starts = trange(0, n_queries, _QUERIES_AT_ONCE, desc="search", disable=n_queries == 1)
-    blocks = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
-    scores, rows = zip(*blocks, strict=True)
-    return np.concatenate(scores), np.concatenate(rows)

@@ -56,7 +56,7 @@ def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
     assert "[default: 200; x>=1]" in text
     assert "--data PATH the folder of queries and qrels [required]" in text
     assert "--denoise_below FLOAT with --denoise_run: keep passages" in text
-    assert "--dtype [float32|float16]" in help_of("encode")
+    assert "--dtype [float32|float16|int8|binary]" in help_of("encode")
 
 
 def test_help_loads_no_library():

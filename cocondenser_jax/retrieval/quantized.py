@@ -1,0 +1,169 @@
+"""Vectors of 8 bits or one bit a number: how they are made, read as numbers, and searched.
+
+The codes are those of sentence-transformers' `quantize_embeddings`. A number of 8 bits says in
+which of 256 equal parts it lies, and is read as the middle of that part: the parts begin at the
+least and end beyond the greatest number of its dimension in its shard. A bit says whether a number
+is positive.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import faiss
+import numpy as np
+from sentence_transformers import quantize_embeddings
+from tqdm import tqdm
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.representation import Representation
+
+INT8 = "int8"
+BINARY = "binary"
+QUANTIZED = (INT8, BINARY)
+
+# Queries whose candidates are compared at once: at 400 of 768 numbers each, 80 MB.
+_QUERIES_AT_ONCE = 64
+
+
+class Vectors(Protocol):
+    """Vectors that are read some rows at a time, as numbers."""
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Returns rows, N x D."""
+
+
+class Int8Vectors:
+    """Vectors of 8 bits a number."""
+
+    def __init__(self, codes_NxD: np.ndarray, ranges_2xD: np.ndarray) -> None:
+        """Takes the codes and, of each dimension, the least and the greatest number."""
+        self._codes_NxD = codes_NxD
+        self._low_D = ranges_2xD[0]
+        self._step_D = (ranges_2xD[1] - ranges_2xD[0]) / np.float32(255)
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self._codes_NxD)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Returns rows as float32, N x D, each number at most half a step from what it was."""
+        numbers_NxD = self._codes_NxD[rows].astype(np.float32)
+        numbers_NxD += 128.5
+        numbers_NxD *= self._step_D
+        numbers_NxD += self._low_D
+        return numbers_NxD
+
+
+class BitVectors:
+    """Vectors of one bit a number."""
+
+    def __init__(self, bits_NxB: np.ndarray) -> None:
+        """Takes bytes, each the bits of eight numbers."""
+        self.bits_NxB = bits_NxB
+
+    def __len__(self) -> int:
+        """Returns the number of rows."""
+        return len(self.bits_NxB)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Returns rows as float32, N x D: the signs, scaled to vectors of length 1."""
+        return _signs(self.bits_NxB[rows])
+
+
+def _signs(bits: np.ndarray) -> np.ndarray:
+    """Reads bytes, of any shape, as numbers 1/√D and -1/√D."""
+    signs = np.unpackbits(bits, axis=-1).astype(np.float32)
+    signs *= 2
+    signs -= 1
+    signs /= np.sqrt(np.float32(signs.shape[-1]))
+    return signs
+
+
+def require_quantizable(dtype: str, representation: Representation) -> None:
+    """Raises a UserError where a number format cannot stand for a model's vectors."""
+    if dtype == BINARY and not representation.is_cosine:
+        raise UserError(
+            "--dtype=binary keeps no lengths of vectors, which inner products need: expected a"
+            " model of cosines, or --dtype=int8"
+        )
+
+
+def require_whole_bytes(dtype: str, dimension: int) -> None:
+    """Raises a UserError for bits of vectors that do not fill their bytes."""
+    if dtype == BINARY and dimension % 8:
+        raise UserError(f"--dtype=binary packs 8 numbers to a byte: vectors here have {dimension}")
+
+
+def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the codes of vectors, and for int8 their ranges, 2 x D."""
+    if dtype == BINARY:
+        return _bits(vectors_NxD), None
+    ranges_2xD = np.stack([vectors_NxD.min(axis=0), vectors_NxD.max(axis=0)]).astype(np.float32)
+    codes_NxD = quantize_embeddings(vectors_NxD, "int8", ranges=ranges_2xD)
+    return np.asarray(codes_NxD), ranges_2xD
+
+
+def _bits(vectors_NxD: np.ndarray) -> np.ndarray:
+    """Returns bytes of bits, N x D/8."""
+    return np.asarray(quantize_embeddings(vectors_NxD, "ubinary"), np.uint8)
+
+
+def nearest_by_bits(
+    shards: Sequence[BitVectors], oversampling: int, queries_QxD: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds vectors by bits, and ranks them by the inner products of the queries with their signs.
+
+    By the number of bits that differ from the query's, `oversampling` times `k` are found: the
+    recipe of Yamada et al., arXiv 2106.00882, as sentence-transformers has it.
+
+    Args:
+      shards: the vectors.
+      oversampling: candidates for each neighbor, at least 1.
+      queries_QxD: float32.
+      k: neighbors per query, at most as many as there are vectors.
+
+    Returns:
+      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
+    """
+    n_rows = sum(map(len, shards))
+    rows_QxC = _candidates(shards, queries_QxD, min(k * oversampling, n_rows))
+    scores_QxK = np.empty((len(queries_QxD), k), np.float32)
+    rows_QxK = np.empty((len(queries_QxD), k), np.int64)
+    for start in range(0, len(queries_QxD), _QUERIES_AT_ONCE):
+        part = slice(start, start + _QUERIES_AT_ONCE)
+        signs_QxCxD = _signs(_gather(shards, rows_QxC[part]))
+        scores_QxC = (signs_QxCxD @ queries_QxD[part, :, None])[:, :, 0]
+        order_QxK = np.lexsort((rows_QxC[part], -scores_QxC))[:, :k]
+        scores_QxK[part] = np.take_along_axis(scores_QxC, order_QxK, axis=1)
+        rows_QxK[part] = np.take_along_axis(rows_QxC[part], order_QxK, axis=1)
+    return scores_QxK, rows_QxK
+
+
+def _candidates(shards: Sequence[BitVectors], queries_QxD: np.ndarray, n: int) -> np.ndarray:
+    """Returns the rows, Q x n, whose bits differ least from those of each query."""
+    bits_QxB = _bits(queries_QxD)
+    heap = faiss.ResultHeap(len(queries_QxD), n)
+    first_row = 0
+    for shard in tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1):
+        differing_QxC, rows_QxC = faiss.knn_hamming(
+            bits_QxB, np.ascontiguousarray(shard.bits_NxB), min(n, len(shard))
+        )
+        heap.add_result(differing_QxC.astype(np.float32), rows_QxC + first_row)
+        first_row += len(shard)
+    heap.finalize()
+    return heap.I
+
+
+def _gather(shards: Sequence[BitVectors], rows_QxC: np.ndarray) -> np.ndarray:
+    """Returns the bits of rows, Q x C x B."""
+    ends = np.cumsum([len(shard) for shard in shards])
+    shard_QxC = np.searchsorted(ends, rows_QxC, side="right")
+    bits_QxCxB = np.empty((*rows_QxC.shape, shards[0].bits_NxB.shape[1]), np.uint8)
+    for number in np.unique(shard_QxC):
+        here_QxC = shard_QxC == number
+        first_row = ends[number] - len(shards[number])
+        bits_QxCxB[here_QxC] = shards[number].bits_NxB[rows_QxC[here_QxC] - first_row]
+    return bits_QxCxB

@@ -7,6 +7,7 @@
 # make cluster      the tests of corpus and encode on many machines, with Ray too
 # make databases    the tests of the examples that search in a database, and of LangChain and LlamaIndex
 # make trackers     the tests of metrics in Weights & Biases and Trackio
+# make mteb         the tests of the example that evaluates by mteb, and of ir_datasets
 # make docs         build the documentation as a site in build/site, open it in Chromium, run the notebooks
 # make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
@@ -21,7 +22,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases trackers docs published bench bench-gpu bench-tpu plan-gpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
+.PHONY: quickstart test lint types unit optimized wheel oldest newest cluster databases trackers mteb docs published bench bench-gpu bench-tpu plan-gpu gpu-site gpu-wheels soak reproduce fuzz mutants clean
 
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
@@ -63,6 +64,9 @@ databases: .venv/databases
 
 trackers: .venv-trackers/installed
 	.venv-trackers/bin/python -m pytest -p no:randomly tests/storage/test_trackers.py
+
+mteb: .venv/mteb
+	$(BIN)/python -m pytest -p no:randomly tests/test_mteb.py tests/collection/test_named.py
 
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site
@@ -163,6 +167,10 @@ mutants: .venv/mutants
 
 .venv/databases: .venv/tools
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,databases]'
+	touch $@
+
+.venv/mteb: .venv/tools
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mteb,ir]'
 	touch $@
 
 # Trackio refuses the tested version of pillow.

@@ -140,6 +140,7 @@ setup(
             "psycopg[binary]>=3.3",
             "qdrant-client>=1.20",
         ],
+        "mteb": ["mteb>=2.26"],  # of an example
         "docs": [
             "furo",
             "ipykernel",

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_a_database_finds_what_the_exact_search_finds(
         expected = capfd.readouterr().out
         printed = ask(name, embeddings=embeddings, database=database, **asked)
         ids = [hit["id"] for hit in json.loads((tmp_path / "hits.json").read_text())["hits"]]
-        assert [line.split()[1] for line in printed.splitlines()[1::2]] == ids
+        assert re.findall(r"^ {1,2}\d+  (\S+)", printed, re.MULTILINE) == ids
         assert len(ids) == top_k
         assert printed == expected
         embeddings = tmp_path / "gone"  # the second time, the database has the passages

@@ -53,7 +53,7 @@ def test_documents_without_ids_are_encoded_indexed_and_found(
         search = ["search", f"--{name}={tmp_path}/{folder}", model, "--hybrid=min_max"]
         assert main([*search, "--query=abcde fgh"]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[1].startswith(f"  1  [{ids[0]}]  (")
+        assert lines[1].startswith(f"  1  {ids[0]}  (")
         assert lines[2] == f"     {TEXTS[0]}"
     # A text that is changed is another corpus, as ever.
     write_records(tmp_path / "other.jsonl", [{"text": text} for text in TEXTS[::-1]])
@@ -68,7 +68,7 @@ def test_documents_are_searched_without_a_model(tmp_path, capsys):
     search = ["search", f"--corpus={corpus}", "--top_k=2"]
     assert main([*search, "--query=eee abcde ddd"]) == 0
     out, err = capsys.readouterr()
-    assert [line.split("  ")[2] for line in out.splitlines()[1::2]] == ["[a.txt:3]", "[a.txt:1]"]
+    assert [line.split("  ")[2] for line in out.splitlines()[1::2]] == ["a.txt:3", "a.txt:1"]
     assert [line.strip() for line in out.splitlines()[2::2]] == [TEXTS[2], TEXTS[0]]
     assert err.count("numbered by line or row") <= 1
     assert main([*search, "--query=zzz"]) == 0

@@ -188,18 +188,16 @@ def test_search_prints_passages_with_their_ids(encoded, model_folder, beir, caps
         capsys.readouterr()
         assert main([*command, place, f"--json_out={encoded}/hits.json"]) == 0
         printed.append(capsys.readouterr().out)
-        found = re.findall(
-            r"^  (\d)  (.*)  \[(d\d+)\]  \((-?\d+\.\d\d)\)$", printed[-1], re.MULTILINE
-        )
+        found = re.findall(r"^  (\d)  (d\d+)  (.*)  \((-?\d+\.\d\d)\)$", printed[-1], re.MULTILINE)
         answer = json.loads((encoded / "hits.json").read_text())
         assert answer["query"] == "abcde fgh"
         hits = [
-            (str(rank), hit["title"], hit["id"], f"{hit['score']:.2f}")
+            (str(rank), hit["id"], hit["title"], f"{hit['score']:.2f}")
             for rank, hit in enumerate(answer["hits"], start=1)
         ]
         assert hits == found
         assert len(found) == 3
-        assert all(titles[name] == title for _, title, name, _ in found)
+        assert all(titles[name] == title for _, name, title, _ in found)
         lines = printed[-1].splitlines()
         assert max(map(len, lines)) <= 80
         text = " ".join(line.strip() for line in lines if line.startswith("     "))
@@ -227,7 +225,7 @@ def test_queries_are_answered_line_by_line(
     assert main(["search", *place, "--top_k=2", f"--json_out={encoded}/answers.json"]) == 0
     printed = capsys.readouterr().out
     assert re.findall(r'^(?:query: )*"(.*)"$', printed, re.MULTILINE) == ["abcde fgh", "hgfed"]
-    assert len(re.findall(r"^  [12]  title .*  \[d\d+\]", printed, re.MULTILINE)) == 4
+    assert len(re.findall(r"^  [12]  d\d+  title", printed, re.MULTILINE)) == 4
     times = r"^  encoding \d+\.\d ms, search \d+\.\d ms$"
     assert len(re.findall(times, printed, re.MULTILINE)) == 2
     assert printed.count("query: ") == (5 if kind is Terminal else 0)

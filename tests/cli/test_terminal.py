@@ -20,7 +20,7 @@ def test_passages_cannot_control_the_terminal(model_folder, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", printed)
     assert len(printed.splitlines()) == 3
-    assert r"\x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\x0d\x0a\x9b2J  [d\x1b[2J]" in printed
+    assert r"d\x1b[2J  \x1b[2J\x1b]0;title\x07\x1b]52;c;cm0=\x07\x0d\x0a\x9b2J" in printed
 
 
 def test_log_messages_cannot_control_the_terminal(tmp_path):

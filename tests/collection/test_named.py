@@ -236,7 +236,7 @@ def test_commands_take_names_for_data_corpora_and_settings(
     corpus = json.loads((embeddings / "manifest.json").read_text())["corpus"]
     assert corpus == str(tmp_path / "cache" / "beir" / "scifact" / "corpus.jsonl")
     assert main(["search", "--corpus=beir:scifact", "--query=three"]) == 0
-    assert "[d2]" in capsys.readouterr().out
+    assert "  1  d2  (" in capsys.readouterr().out
     words = ["finetune", "--config=configs/finetune.py", f"--workdir={tmp_path}/run"]
     words += [f"--config.model.folder={model_folder}", "--config.data.folder=beir:scifact"]
     words += ["--config.data.negatives_per_query=0", "--config.model.passage_length=64"]

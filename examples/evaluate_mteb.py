@@ -1,0 +1,81 @@
+r"""Evaluates a retriever by mteb: on a data folder of yours, or on a task that mteb has.
+
+pip install mteb
+python examples/evaluate_mteb.py --model=runs/adapted/retriever --data=data
+python examples/evaluate_mteb.py --model=runs/adapted/retriever --task=SciFact
+
+A folder has the layout of BEIR or MS MARCO. mteb puts the model's own prompts before queries and
+passages, and compares vectors by its own similarity, as `cocondenser compare` does.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import mteb
+from datasets import Dataset
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.task_metadata import TaskMetadata
+
+import cocondenser_jax as cj
+from cocondenser_jax.collection.folder import read_corpus, read_split
+
+
+def folder_task(folder: Path, split: str = "test", language: str = "eng-Latn") -> Any:
+    """Makes a retrieval task of mteb from the passages, queries and judgments of a folder."""
+    name = folder.resolve().name
+
+    class FolderRetrieval(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name=f"{name}-{split}",
+            description=f"The passages, queries and judgments in {folder}.",
+            dataset={"path": str(folder.resolve()), "revision": "local"},
+            type="Retrieval",
+            category="t2t",
+            eval_splits=[split],
+            eval_langs=[language],
+            main_score="ndcg_at_10",
+        )
+
+        def load_data(self, *arguments: Any, **options: Any) -> None:
+            """Reads the folder, where mteb would ask the hub."""
+            if self.data_loaded:
+                return
+            queries, qrels = read_split(folder, split)
+            data = {
+                "corpus": Dataset.from_list([each._asdict() for each in read_corpus(folder)]),
+                "queries": Dataset.from_list([{"id": q, "text": queries[q]} for q in queries]),
+                "relevant_docs": qrels,
+                "top_ranked": None,
+            }
+            self.dataset = {"default": {split: data}}
+            self.data_loaded = True
+
+    return FolderRetrieval()
+
+
+def main() -> None:
+    """Evaluates, and prints the main score and a few others."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--task", help="a task of mteb, such as SciFact")
+    arguments = parser.parse_args()
+    if (arguments.data is None) == (arguments.task is None):
+        parser.error("give one of --data and --task")
+    if arguments.data:
+        task = folder_task(arguments.data, arguments.split)
+    else:
+        task = mteb.get_task(arguments.task)
+    retriever = cj.load_retriever(arguments.model)
+    (result,) = mteb.evaluate(retriever, [task], cache=None, co2_tracker=False).task_results
+    for split, (scores, *_) in result.scores.items():
+        for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100"):
+            if not math.isnan(scores[name]):
+                print(f"{result.task_name}, {split}: {name} {scores[name]:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -62,6 +62,7 @@ def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
         name, equals, text = word.removeprefix("--").partition("=")
         if not word.startswith("--config.") or not equals:
             raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
+        name = name.replace("-", "_")
         changes[name] = parse(lookup(known, name, "setting"), text)
     with changed.unlocked(), changed.ignore_type():
         changed.update_from_flattened_dict(changes, "config.")

@@ -19,7 +19,7 @@ import click
 
 from cocondenser_jax import __version__
 from cocondenser_jax.cli.flags import PROGRAM
-from cocondenser_jax.cli.output import LogFormatter
+from cocondenser_jax.cli.output import LogFormatter, progress_as_lines
 from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO is not shown.
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        with progress_as_lines():
+            status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a full device can still be reported
         return status
     except click.UsageError as error:

@@ -23,7 +23,12 @@ class _Group(click.Group):
 
 PROGRAM = _Group(
     help="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+        # --run-out is --run_out.
+        "token_normalize_func": lambda word: word.replace("-", "_"),
+    },
 )
 
 
@@ -58,6 +63,25 @@ CORPUS = _Named(str)  # SOURCE
 
 
 class _Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the words; names all required flags that are missing, not the first alone."""
+        given, rest, order = self.make_parser(ctx).parse_args(list(args))
+        if any(parameter.is_eager for parameter in order):  # --help
+            return super().parse_args(ctx, args)
+        missing = [
+            parameter
+            for parameter in self.params
+            if parameter.required and parameter.name not in given
+        ]
+        settings = given.get("overrides")
+        for word in (*(settings if isinstance(settings, tuple) else ()), *rest):
+            if not word.startswith("-"):
+                raise click.UsageError(_unexpected(word, missing), ctx)
+        if len(missing) > 1:
+            names = ", ".join(f"'{parameter.opts[0]}'" for parameter in missing)
+            raise click.UsageError(f"Missing options {names}.", ctx)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the command's function, unless it would replace a file that another flag names."""
         for parameter in self.params:
@@ -70,6 +94,13 @@ class _Command(click.Command):
                 name = str(parameter.name)
                 ctx.params[name] = _with_folders(ctx.params[name])
         return super().invoke(ctx)
+
+
+def _unexpected(word: str, missing: Sequence[click.Parameter]) -> str:
+    """Words the refusal of an argument; it may be the value of a flag that is missing."""
+    named = [each for each in missing if isinstance(each.type, _Named)] or missing
+    hint = f": did you mean {named[0].opts[0]}={word}?" if named else ""
+    return f"unexpected argument {word!r}{hint}"
 
 
 def _with_folders(value: Any) -> Any:

@@ -1,16 +1,22 @@
 """Prints results, escaping control characters that a file may hold."""
 
+import contextlib
 import logging
 import shutil
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from cocondenser_jax.errors import escape_control, first_words
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import flatten
 
+_SECONDS_BETWEEN_LINES = 30  # of a bar
 _INDENT = 5  # of a passage's text, in characters
 
 
@@ -20,6 +26,38 @@ class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Returns the message, its lines as they are."""
         return "\n".join(map(escape_control, super().format(record).split("\n")))
+
+
+@contextlib.contextmanager
+def progress_as_lines() -> Iterator[None]:
+    """Lets progress bars print a line from time to time where stderr is no terminal.
+
+    Redrawn, as on a terminal, they would fill a file.
+    """
+    if sys.stderr.isatty():
+        yield
+        return
+    redraw = tqdm.display
+    tqdm.display = _print_bar
+    try:
+        yield
+    finally:
+        tqdm.display = redraw
+
+
+def _print_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
+    """Prints a bar as `tqdm.display` does, but seldom, or when it ends and is left."""
+    has_ended = bar.disable  # then tqdm ends the line
+    now = time.time()
+    if has_ended and msg is None:
+        bar.fp.write(str(bar))
+    elif not has_ended and now - getattr(bar, "printed_at", now) >= _SECONDS_BETWEEN_LINES:
+        bar.fp.write(f"{bar}\n")
+        bar.fp.flush()
+        bar.printed_at = now
+    if not hasattr(bar, "printed_at"):
+        bar.printed_at = now
+    return True
 
 
 def print_text(text: Any) -> None:

@@ -109,8 +109,8 @@ def write_bm25_run(
     data_folder, split, corpus_given = searched
     if corpus_given is None and data_folder.is_file():
         raise UserError(f"{data_folder} is a file of queries: name the passages by --corpus")
-    source = corpus_source(data_folder if corpus_given is None else corpus_given)
     queries = read_queries(data_folder, split)
+    source = corpus_source(data_folder if corpus_given is None else corpus_given)
     if ignore_identical_ids:
         require_other_judgments(data_folder, split)
     require_memory(source, settings.language)

@@ -20,6 +20,7 @@ def find_folder(name_or_folder: str | Path) -> Path:
     if path.exists() or not _NAME.fullmatch(name):
         raise UserError(f"{name}: no such folder, and not the name of a model on the hub")
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         # Many models are published in both formats; the second one is twice the download.
@@ -29,6 +30,11 @@ def find_folder(name_or_folder: str | Path) -> Path:
             folder = Path(snapshot_download(name, allow_patterns=patterns))
             if any(path for pattern in weights for path in folder.rglob(pattern)):
                 break
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"{name}: no such folder, no network, and not in the hub's cache: give a folder"
+            f" ({whole_message(error)})"
+        ) from error
     except Exception as error:  # also what the library that it connects by raises
         raise UserError(
             f"{name}: no such folder, and the model cannot be had from the hub: "

@@ -102,7 +102,7 @@ def bad_inputs(folder):
             ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",
         ),
-        "missing flag": (["evaluate"], "Missing option '--run'"),
+        "missing flag": (["evaluate"], "Missing options '--run', '--qrels'"),
         "unknown command": (["pretrian"], "command 'pretrian'. (Did you mean one of: 'pretrain'"),
     }
 

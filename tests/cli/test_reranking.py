@@ -150,7 +150,7 @@ def test_a_teachers_scores_denoise_a_pool(place, cross_encoder, tmp_path, capsys
 def test_mistakes_get_one_line(place, cross_encoder, tmp_path, capsys):
     out = tmp_path / "out.trec"
     for command, says in (
-        (["rerank", f"--run_out={out}"], "Missing option '--model'"),
+        (["rerank", f"--run_out={out}"], "Missing options '--model', '--run', '--data'"),
         (reranking(place, place / "model", out), "is not a cross-encoder"),
         (reranking(place, cross_encoder, out, "--depth=0"), "'--depth': 0 is not in the range"),
         (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),

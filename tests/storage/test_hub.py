@@ -88,8 +88,8 @@ def test_an_unknown_name_is_one_line(name, publish, beir, tmp_path, capfd):
     ):
         assert main([*command, f"--model={name}"]) == 2
         (line,) = capfd.readouterr().err.splitlines()
-        message = f"cocondenser: {name}: no such folder, and the model cannot be had from the hub: "
-        assert line.startswith(message)
+        message = f"cocondenser: {name}: no such folder, no network, and not in the hub's cache: "
+        assert line.startswith(f"{message}give a folder (")
     assert not (tmp_path / "out").exists()
 
 

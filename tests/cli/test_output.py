@@ -1,0 +1,60 @@
+"""What a command prints where nobody watches a terminal."""
+
+import io
+
+from tqdm import tqdm
+
+from cocondenser_jax.cli import main, output
+from cocondenser_jax.cli.output import progress_as_lines
+
+
+class Clock:
+    """The seconds that pass are those that a test says."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(output.time, "time", lambda: self.now)
+
+
+def test_bars_are_lines_where_stderr_is_a_file(monkeypatch):
+    clock = Clock(monkeypatch)
+    file = io.StringIO()
+    with progress_as_lines():
+        with tqdm(total=100, desc="outer", file=file, mininterval=0) as outer:
+            for _ in range(100):
+                clock.now += 1
+                with tqdm(total=1, desc="inner", file=file, leave=False) as inner:
+                    inner.update()
+                outer.update()
+        with tqdm(total=1, desc="short", file=file) as short:
+            short.update()
+    lines = file.getvalue().replace("\r", "").splitlines()
+    lines = [line.replace("\x1b[A", "") for line in lines if line.strip("\x1b[A")]
+    assert [line.split("|")[0] for line in lines] == [
+        *("outer:  30%", "outer:  60%", "outer:  90%", "outer: 100%", "short: 100%"),
+    ]
+    bar = tqdm(total=1, file=file, desc="after")
+    assert file.getvalue().split("\n")[-1].startswith("\rafter: ")
+    bar.close()
+
+
+def test_a_terminal_keeps_its_bars(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with progress_as_lines():
+        assert tqdm.display is not output._print_bar
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with progress_as_lines():
+        assert tqdm.display is output._print_bar
+    assert tqdm.display is not output._print_bar
+
+
+def test_a_command_that_writes_to_a_file_redraws_nothing(model_folder, beir, tmp_path, capfd):
+    encode = ["encode", f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/vectors"]
+    assert main(encode) == 0
+    err = capfd.readouterr().err
+    assert "\r" not in err
+    assert sum(line.startswith("encode: 100%") for line in err.splitlines()) == 1

@@ -49,7 +49,7 @@ log has what it chose. The useful ones are `train.steps`, `data.length` and `see
 | setting | `adapt` | `pretrain` |
 |---|---|---|
 """
-_TABLE_HEAD = "| setting | default | allowed | unit | meaning |\n|---|---|---|---|---|\n"
+_TABLE_HEAD = "| setting | meaning | default | allowed | unit |\n|---|---|---|---|---|\n"
 
 
 def _row(name: str, setting: Setting) -> str:
@@ -58,7 +58,7 @@ def _row(name: str, setting: Setting) -> str:
     if isinstance(setting.allowed, ListOf):
         default = list(default)
         allowed = f"list of {_allowed(*setting.allowed)}"
-    cells = (f"`{name}`", f"`{default!r}`", allowed, setting.unit, setting.meaning)
+    cells = (f"`{name}`", setting.meaning, f"`{default!r}`", allowed, setting.unit)
     return f"| {' | '.join(cells)} |"
 
 

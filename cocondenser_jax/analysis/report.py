@@ -28,6 +28,15 @@ _HTML.filters["gains_svg"] = gains_svg
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 NO_VECTORS = (0, 0)
+# What tells whether a model learns to search comes before losses, and those before the rest.
+_DRAWN_FIRST = (
+    "probe/ndcg_at_10",
+    "probe/positive_mrr",
+    "contrastive_loss",
+    "head_mlm_loss",
+    "late_mlm_loss",
+    "loss",
+)
 _NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 
 
@@ -174,11 +183,12 @@ def write_report(
 
 
 def _plots(workdirs: Mapping[str, Path]) -> dict[str, list[Curve]]:
-    """Returns the curves of each key that was logged; a run has the same color in all."""
+    """Returns the curves of each key, the important first; a run has the same color in all."""
     plots: dict[str, list[Curve]] = {}
     for number, (name, folder) in enumerate(workdirs.items()):
         color = COLORS[number % len(COLORS)]
         for key, curve in read_curves(folder / "metrics.jsonl", name, color).items():
             if key not in _NOT_DRAWN:
                 plots.setdefault(key, []).append(curve)
-    return plots
+    first = [key for key in _DRAWN_FIRST if key in plots]
+    return {key: plots[key] for key in dict.fromkeys([*first, *plots])}

@@ -54,7 +54,7 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
     page = out.read_text()
     titles = re.findall("<h3>(.*?)</h3>", page)
-    pretraining = ["loss", "contrastive_loss", "probe/positive_mrr", "spans_per_second"]
+    pretraining = ["probe/positive_mrr", "contrastive_loss", "loss", "spans_per_second"]
     assert titles == [*pretraining, "loss", "pairs_per_second"]
     legends = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
     both = [(COLORS[0], str(runs[0]), "1.25"), (COLORS[1], str(runs[1]), "0.75")]

@@ -17,9 +17,13 @@ from cocondenser_jax.cli.output import print_search
 
 
 def load(client: QdrantClient, embeddings: Path, size: int) -> None:
-    """Puts the rows of all shards into a new collection; a point's number is that of its row."""
+    """Puts the rows of all shards into a new collection; a point's number is that of its row.
+
+    The collection is named "passages" when it has all of them.
+    """
     vectors = models.VectorParams(size=size, distance=models.Distance.DOT)
-    client.create_collection("passages", vectors_config=vectors)
+    client.delete_collection("passages-1")
+    client.create_collection("passages-1", vectors_config=vectors)
     row = 0
     shards = pyarrow.dataset.dataset(sorted(embeddings.rglob("*.arrow")), format="arrow")
     for batch in shards.to_batches(batch_size=1_000):
@@ -28,7 +32,9 @@ def load(client: QdrantClient, embeddings: Path, size: int) -> None:
             vector = passage.pop("vector")
             points.append(models.PointStruct(id=row, vector=vector, payload=passage))
             row += 1
-        client.upsert("passages", points)
+        client.upsert("passages-1", points)
+    alias = models.CreateAlias(collection_name="passages-1", alias_name="passages")
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
 
 
 def main() -> None:

@@ -19,14 +19,10 @@ class Cluster:
         self.searchable: dict[str, int] = {}  # passages of an index when it was last refreshed
         self.aliases: dict[str, str] = {}
         self.searches: list[dict[str, Any]] = []  # their bodies
-        self.refused = ""  # the last part of paths to which it answers an error
 
     def answer(self, method: str, path: str, body: str) -> tuple[int, Any]:
         """Returns status and body of the answer to a request."""
-        parts = path.strip("/").split("/")
-        if parts[-1] == self.refused:
-            return 400, {"error": "refused"}
-        match [method, *parts]:
+        match [method, *path.strip("/").split("/")]:
             case ["HEAD", "_alias", name]:
                 return (200 if name in self.aliases else 404), None
             case ["DELETE", index]:

@@ -350,3 +350,9 @@ def test_a_folder_that_is_none_of_the_librarys_ends_in_one_line(
     write_json(folder / name, content)
     with pytest.raises(UserError, match=re.escape(f"{folder} {said}")):
         read_representation(folder)
+
+
+@pytest.mark.parametrize(("length", "written"), [(None, 64), (16, 16), (64, 64), (100, 64)])
+def test_no_more_tokens_are_written_than_the_network_reads(length, written):
+    files = to_files(Representation(max_length=length), 32, longest=64, model_args={})
+    assert files["sentence_bert_config.json"]["max_seq_length"] == written

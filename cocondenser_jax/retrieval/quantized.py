@@ -11,7 +11,6 @@ from typing import Protocol
 
 import faiss
 import numpy as np
-from sentence_transformers import quantize_embeddings
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
@@ -99,6 +98,8 @@ def require_whole_bytes(dtype: str, dimension: int) -> None:
 
 def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the codes of vectors, and for int8 their ranges, 2 x D."""
+    from sentence_transformers import quantize_embeddings  # loads PyTorch, which BM25 does without
+
     if dtype == BINARY:
         return _bits(vectors_NxD), None
     ranges_2xD = np.stack([vectors_NxD.min(axis=0), vectors_NxD.max(axis=0)]).astype(np.float32)
@@ -108,6 +109,8 @@ def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarra
 
 def _bits(vectors_NxD: np.ndarray) -> np.ndarray:
     """Returns bytes of bits, N x D/8."""
+    from sentence_transformers import quantize_embeddings
+
     return np.asarray(quantize_embeddings(vectors_NxD, "ubinary"), np.uint8)
 
 

@@ -7,6 +7,7 @@ python examples/search_lancedb.py --embeddings=runs/embeddings --model=MODEL \
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 import lancedb
@@ -14,6 +15,16 @@ import pyarrow.dataset
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
+
+
+def load(embeddings: Path, database: Path) -> None:
+    """Makes a database of all passages, under its name only when it has them."""
+    partial = database.with_name(f"{database.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    files = sorted(embeddings.rglob("*.arrow"))
+    passages = pyarrow.dataset.dataset(files, format="arrow")
+    lancedb.connect(partial).create_table("passages", passages.to_batches(), passages.schema)
+    partial.rename(database)
 
 
 def main() -> None:
@@ -27,13 +38,9 @@ def main() -> None:
     arguments = parser.parse_args()
     vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query)
 
-    database = lancedb.connect(arguments.database)
-    if "passages" in database.list_tables().tables:
-        table = database.open_table("passages")
-    else:
-        files = sorted(arguments.embeddings.rglob("*.arrow"))
-        passages = pyarrow.dataset.dataset(files, format="arrow")
-        table = database.create_table("passages", passages.to_batches(), passages.schema)
+    if not arguments.database.exists():
+        load(arguments.embeddings, arguments.database)
+    table = lancedb.connect(arguments.database).open_table("passages")
     # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
     rows = table.search(vector_D).distance_type("dot").limit(arguments.top_k).to_list()
     hits = [(1 - r["_distance"], f"{r['id']}  {r['title']}".rstrip(), r["text"]) for r in rows]

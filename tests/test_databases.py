@@ -113,7 +113,7 @@ def test_a_database_finds_what_the_exact_search_finds(
         embeddings = tmp_path / "gone"  # the second time, the database has the passages
 
 
-@in_databases("qdrant", "pgvector", "opensearch")
+@in_databases("lancedb", "qdrant", "pgvector", "opensearch")
 def test_a_database_has_all_passages_or_is_not_searched(
     name, database, encoded, model, beir, tmp_path
 ):

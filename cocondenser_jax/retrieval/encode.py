@@ -136,10 +136,10 @@ def encode_corpus(
         engine = with_gpus(engine, in_torch=encoding.backend is None)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
-    folder = find_folder(encoding.model)
-    require_quantizable(encoding.dtype, read_representation(folder, encoding.given))
     require_outside(encoding.model, out)
     require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
+    folder = find_folder(encoding.model)
+    require_quantizable(encoding.dtype, read_representation(folder, encoding.given))
     with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
         if engine:

@@ -86,10 +86,10 @@ def ask(name, **flags):
     return done.stdout.splitlines() if done.returncode == 0 else None
 
 
-def found_ids(lines):
-    """Returns the ids, each of which follows a rank."""
-    ranked = (re.match(r" {0,2}\d+  (\S+)", line) for line in lines)
-    return [found[1] for found in ranked if found]
+def found_hits(lines):
+    """Returns the scores of what was found by id: the line of a rank has an id, a score last."""
+    ranked = (re.match(r" {0,2}\d+  (\S+).*\((\S+)\)$", line) for line in lines)
+    return {found[1]: float(found[2]) for found in ranked if found}
 
 
 @in_databases("lancedb", "qdrant", "pgvector")
@@ -107,7 +107,7 @@ def test_a_database_finds_what_the_exact_search_finds(
         expected = capfd.readouterr().out.splitlines()
         printed = ask(name, embeddings=embeddings, database=database, **asked)
         ids = [hit["id"] for hit in json.loads((tmp_path / "hits.json").read_text())["hits"]]
-        assert found_ids(printed) == ids
+        assert list(found_hits(printed)) == ids
         assert len(ids) == top_k
         assert printed == expected
         embeddings = tmp_path / "gone"  # the second time, the database has the passages
@@ -123,7 +123,7 @@ def test_a_database_has_all_passages_or_is_not_searched(
     asked = {"database": database, "model": model, "query": "gfe", "top_k": 100}
     assert ask(name, embeddings=damaged, **asked) is None
     printed = ask(name, embeddings=encoded, **asked)
-    assert sorted(found_ids(printed)) == sorted(passage.id for passage in read_corpus(beir))
+    assert sorted(found_hits(printed)) == sorted(passage.id for passage in read_corpus(beir))
 
 
 def expected_fusion(query, model, passages):
@@ -150,9 +150,9 @@ def test_opensearch_is_asked_for_both_rankings_in_one_query(encoded, model, beir
             asked = {"model": model, "query": query, "top_k": top_k}
             printed = ask("opensearch", embeddings=embeddings, database=address, **asked)
             expected = expected_fusion(query, model, passages)
-            assert found_ids(printed) == list(expected)[:top_k]
-            scores = [float(line.split()[0]) for line in printed[1::2]]
-            assert scores == pytest.approx(list(expected.values())[:top_k], abs=0.006)
+            scores = found_hits(printed)
+            assert list(scores) == list(expected)[:top_k]
+            assert scores == pytest.approx({id_: expected[id_] for id_ in scores}, abs=0.006)
             embeddings = "gone"  # the second time, the index has the passages
     (fields,) = cluster.mappings.values()
     assert fields["vector"] == {

@@ -110,7 +110,7 @@ ANSWERS = {
         "--short_span_prob=0.5": started("short_span_prob=0.0, now it is 0.5"),
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,
-        "--executor=ray": OBEYED,
+        "--executor=ray": r"cocondenser-jax\[ray\]",  # the source is read again
         "--executor_options={place}/options.json": "--executor_options goes with --executor",
         "--json_out={place}/facts.json": OBEYED,
     },

@@ -320,7 +320,7 @@ def test_another_experiment_is_refused_with_the_difference(config, tmp_path, set
 # Of a run that is started again, these may differ: the result does not depend on them, or what they
 # name is compared by its content.
 MAY_DIFFER = {
-    "config.tracker",
+    "tracker",
     "train.chunk_size",
     "train.skip_nonfinite",
     "checkpoint.every",

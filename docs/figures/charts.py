@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -148,47 +149,69 @@ FIRST_STAGE = 500  # steps of the quickstart's first stage
 STEPS = 2000  # of both stages
 
 
+class Planned(NamedTuple):
+    """What `plan` printed for the paper's stage 2 on a machine."""
+
+    machine: str
+    hours: float
+    needed: float  # GiB of a device
+    there: float
+
+
 def plan() -> str:
-    """Returns what `plan` printed for each generation of TPU, from the table of docs/tpu.md."""
-    page = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in row.strip("|").split("|")]
-        for row in page.splitlines()
-        if row.startswith("| ")
-    ]
-    table = {row[0]: row[1:] for row in rows if len(row) == 7}
-    machines = next(row[1:] for row in rows if row[1:2] == ["v2-8"])
-    hours = [float(cell) for cell in table["roofline, whole run (hours)"]]
-    needed = [float(cell) for cell in table["memory, in all (GiB)"]]
-    there = [float(cell) for cell in table["memory of a device (GiB)"]]
-    title = "The paper's stage 2 on each generation of TPU, as plan compiles it"
+    """Returns what `plan` printed for TPUs and GPUs, from the tables of docs/tpu.md and gpu.md."""
+    machines = planned("docs/tpu.md") + planned("docs/gpu.md")
+    longest = max(machine.hours for machine in machines)
+    largest = max(machine.there for machine in machines)
+    title = "The paper's stage 2 on TPUs and GPUs, as plan compiles it"
     shapes = [
         text(20, 28, title, size=16, at="start"),
-        text(90, 62, "whole run: hours at least", size=13, at="start"),
+        text(120, 62, "whole run: hours at least", size=13, at="start"),
         text(480, 62, "memory of a device: needed of available (GiB)", size=13, at="start"),
     ]
-    for i, name in enumerate(machines):
-        y = 76 + 30 * i
-        shapes.append(text(80, y + 15, name, at="end", size=13))
-        long = 260 * hours[i] / max(hours)
-        shapes.append(bar(90, y, long, 20, "two"))
-        shapes.append(text(96 + long, y + 15, f"{hours[i]:.2f}", size=12, at="start"))
-        wide = 300 * there[i] / max(there)
-        shapes.append(bar(480, y, wide, 20, "off"))
-        shapes.append(bar(480, y, 300 * needed[i] / max(there), 20, "three"))
-        shapes.append(
-            text(486 + wide, y + 15, f"{needed[i]:.1f} of {there[i]:.0f}", size=12, at="start")
-        )
+    for i, (name, hours, needed, there) in enumerate(machines):
+        y = 76 + 26 * i
+        shapes.append(text(110, y + 14, name, at="end", size=13))
+        long = 260 * hours / longest
+        shapes.append(bar(120, y, long, 18, "two"))
+        shapes.append(text(126 + long, y + 14, f"{hours:.2f}", size=12, at="start"))
+        wide = 300 * there / largest
+        shapes.append(bar(480, y, wide, 18, "off"))
+        shapes.append(bar(480, y, 300 * needed / largest, 18, "three"))
+        shapes.append(text(486 + wide, y + 14, f"{needed:.1f} of {there:.0f}", size=12, at="start"))
+    end = 76 + 26 * len(machines)
     shapes += [
-        line("M90 70 V256", kind="line"),
-        line("M480 70 V256", kind="line"),
+        line(f"M120 70 V{end}", kind="line"),
+        line(f"M480 70 V{end}", kind="line"),
         note(
-            280,
-            "BERT-base, 12,552 steps of 2,048 documents. Compiled with libtpu, never run.",
+            end + 24,
+            "BERT-base, 12,552 steps of 2,048 documents. Compiled, not run on these machines.",
         ),
-        note(297, "No run reaches these hours: expect two to three times as long."),
+        note(end + 41, "No run reaches these hours: expect two to three times as long."),
     ]
-    return picture(312, title, shapes)
+    return picture(end + 56, title, shapes)
+
+
+def planned(page: str) -> list[Planned]:
+    """Reads the table of a page's section on stage 2."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    start = lines.index("## The paper's stage 2")
+    rows: dict[str, list[str]] = {}
+    for row in lines[start:]:
+        if row.startswith("|"):
+            name, *values = [cell.strip() for cell in row.strip("|").split("|")]
+            rows.setdefault(name, values)
+        elif rows:
+            break
+    hours, needed, there = (
+        [float(value) for value in rows[name]]
+        for name in (
+            "roofline, whole run (hours)",
+            "memory, in all (GiB)",
+            "memory of a device (GiB)",
+        )
+    )
+    return [Planned(*machine) for machine in zip(rows[""], hours, needed, there, strict=True)]
 
 
 def attention() -> str:

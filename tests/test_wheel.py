@@ -118,7 +118,7 @@ def test_an_index_shows_the_version_and_links_that_lead_somewhere(metadata):
     assert metadata["Version"] == cocondenser_jax.__version__
     readme = metadata.get_payload()
     links = re.findall(r"\]\(([^)]*)\)", readme)
-    assert f"/blob/v{metadata['Version']}/docs/data.md#prompts" in " ".join(links)
+    assert f"/blob/v{metadata['Version']}/docs/results.md#not-reproduced" in " ".join(links)
     assert f"/raw/v{metadata['Version']}/docs/figures/pipeline.svg" in " ".join(links)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
@@ -152,7 +152,7 @@ def test_every_package_that_is_imported_is_required_by_the_extra_that_errors_nam
         assert extra in required.get(distribution, set()), package
         # Of Ray and trackers, which are large, a clone does without.
         assert (
-            extra in {"", "ray", "tensorboard", "trackio", "wandb"}
+            extra in {"", "ir", "ray", "tensorboard", "trackio", "wandb"}
             or {"all", extra} <= required[distribution]
         ), package
 

@@ -9,7 +9,6 @@ is positive.
 from collections.abc import Sequence
 from typing import Protocol
 
-import faiss
 import numpy as np
 from tqdm import tqdm
 
@@ -147,6 +146,8 @@ def nearest_by_bits(
 
 def _candidates(shards: Sequence[BitVectors], queries_QxD: np.ndarray, n: int) -> np.ndarray:
     """Returns the rows, Q x n, whose bits differ least from those of each query."""
+    import faiss  # encoding does without
+
     bits_QxB = _bits(queries_QxD)
     heap = faiss.ResultHeap(len(queries_QxD), n)
     first_row = 0

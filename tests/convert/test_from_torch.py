@@ -324,7 +324,7 @@ def test_broken_files_give_one_line(bert_folder):
     ("name", "message"),
     [
         ("/no/such/folder", "no such folder, and not the name of a model"),
-        ("nobody/no-such-model", "cannot be had from the hub"),  # HF_HUB_OFFLINE is set
+        ("nobody/no-such-model", "no network, and not in the hub's cache"),  # HF_HUB_OFFLINE is set
     ],
 )
 def test_models_that_are_nowhere(name, message):

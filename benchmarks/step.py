@@ -212,21 +212,32 @@ def flax_side(
     import jax
 
     devices = jax.local_devices()[:n_devices]
-    before = _resident_bytes()
+    before = resident_bytes()
     step, state, batch = ready_step(folder, size, dtype, devices)
-    losses, seconds = [], []
-    for _ in range(n_steps + 1):
-        start = time.perf_counter()
+
+    def train_step() -> float:
+        nonlocal state
         state, metrics = step(state, batch)
-        losses.append(float(metrics["loss"]))
-        seconds.append(time.perf_counter() - start)
+        return float(metrics["loss"])
+
+    loss, seconds = time_steps(train_step, n_steps)
     if devices[0].platform == "cpu":
-        used = _resident_bytes() - before
+        used = resident_bytes() - before
     else:
         used = max(device.memory_stats()["peak_bytes_in_use"] for device in devices)
     width = width or (2048 if devices[0].platform == "cpu" else 8192)
     peak = matmul_flops(width, dtype, n_devices)
-    return Measured(losses[0], statistics.median(seconds[1:]), used, device_name(), peak)
+    return Measured(loss, seconds, used, device_name(), peak)
+
+
+def time_steps(train_step: Callable[[], float], n_steps: int) -> tuple[float, float]:
+    """Returns the loss of a first step, which is not timed, and the others' median seconds."""
+    losses, seconds = [], []
+    for _ in range(n_steps + 1):
+        start = time.perf_counter()
+        losses.append(train_step())
+        seconds.append(time.perf_counter() - start)
+    return losses[0], statistics.median(seconds[1:])
 
 
 def ready_step(
@@ -280,14 +291,9 @@ def torch_side(
     from cocondenser_jax.corpus.batches import Batch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    before = _resident_bytes()
+    before = resident_bytes()
     model = open_reference(folder, attention="sdpa").to(device)
-    decayed = [p for name, p in model.named_parameters() if p.ndim == 2]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-        lr=1e-6,
-    )
+    optimizer = adamw(model)
     batch = Batch(**np.load(folder / "batch.npz"))
     ids, mask = torch.from_numpy(batch.input_ids_SxL), torch.from_numpy(batch.attention_mask_SxL)
     forward = torch.compile(model) if compiled else model
@@ -314,17 +320,25 @@ def torch_side(
         optimizer.zero_grad()
         return value
 
-    losses, seconds = [], []
-    for _ in range(n_steps + 1):
-        start = time.perf_counter()
-        losses.append(train_step())
-        seconds.append(time.perf_counter() - start)
+    loss, seconds = time_steps(train_step, n_steps)
     on_gpu = device == "cuda"
-    used = torch.cuda.max_memory_allocated() if on_gpu else _resident_bytes() - before
-    return Measured(losses[0], statistics.median(seconds[1:]), used, device_name(), 0.0)
+    used = torch.cuda.max_memory_allocated() if on_gpu else resident_bytes() - before
+    return Measured(loss, seconds, used, device_name(), 0.0)
 
 
-def _resident_bytes() -> int:
+def adamw(model: Any) -> Any:
+    """Returns PyTorch's AdamW with weight decay on matrices alone."""
+    import torch
+
+    decayed = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-6,
+    )
+
+
+def resident_bytes() -> int:
     """Returns the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

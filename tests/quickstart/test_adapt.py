@@ -294,7 +294,7 @@ def test_the_work_is_logged_before_the_first_step(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"corpus": "nowhere.txt"}, "no file nowhere.txt"),
+        ({"corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
         ({"model": "gpt"}, "the weights of gpt lack "),
         ({"model": "gpt", "backend": "jax"}, "model_type is 'gpt2'; expected bert or roberta"),
         ({"model": "empty"}, "cannot read empty/config.json"),

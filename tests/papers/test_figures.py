@@ -207,11 +207,11 @@ CURVES = "--out=plot.png --key=loss"
         (
             attention,
             f"{ATTENTION} --model=none",
-            "none: no such folder, and the model cannot be had",
+            "none: no such folder, no network, and not in the hub's cache",
         ),
         (attention, f"{ATTENTION} --model=data", "data cannot be loaded as a bi-encoder: "),
         (attention, f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
-        (attention, f"{ATTENTION} --texts=one", "one has no passages: expected corpus.jsonl or"),
+        (attention, f"{ATTENTION} --texts=one", "folder one holds no .txt, .jsonl"),
         (attention, f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),
         (
             attention,

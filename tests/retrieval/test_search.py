@@ -103,7 +103,7 @@ def test_blocks_of_vectors_and_of_queries_do_not_matter(
     queries = read_queries(beir)
     whole = search.search_run(search.open_index(index, model_folder), queries)
     monkeypatch.setattr(exact, "_BLOCK_ROWS", 10)  # three blocks of each shard
-    monkeypatch.setattr(search, "_QUERIES_AT_ONCE", 7)
+    monkeypatch.setattr(index_module, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
     vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
     np.testing.assert_array_equal(vectors_NxD, read_vectors(embeddings))
@@ -359,7 +359,7 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     def open_hybrid(method="rrf"):
         return search.open_index(hybrid_folder, model_folder, hybrid=method)
 
-    with pytest.raises(UserError, match=r"^hybrid='rff': expected rrf or min_max$"):
+    with pytest.raises(UserError, match=r"^hybrid='rff': expected min_max or rrf$"):
         open_hybrid("rff")
     small_disk(1_000)
     with pytest.raises(UserError, match=f"cannot write {hybrid_folder}/bm25"):

@@ -114,14 +114,16 @@ save_newest() {
 }
 
 # Copies the log and the newest checkpoint to the bucket, and removes there what pretrain removed
-# here: it does so after the newest checkpoint is whole, so perhaps after that was copied.
+# here: it does so after the newest checkpoint is whole, so perhaps after that was copied. The newest
+# copy stays: while it was made, pretrain may have removed what it is of.
 save() {
-  local mark step
+  local mark step newest
   gcloud storage cp "$job/log" "$bucket/runs/$run/logs/$log_name" || return
   save_newest || return
+  newest=$(find "$saved" -name '[0-9]*' -printf '%f\n' | sort -n | tail -n 1)
   for mark in "$saved"/[0-9]*; do
     step=${mark##*/}
-    [[ -e $mark && ! -d runs/$run/checkpoints/$step ]] || continue
+    [[ -e $mark && $step != "$newest" && ! -d runs/$run/checkpoints/$step ]] || continue
     # An old checkpoint that stays in the bucket does no harm; the next save tries again.
     gcloud storage rm "$bucket/runs/$run/$step.tar" && rm "$mark"
   done

@@ -92,7 +92,7 @@ class _Command(click.Command):
         for parameter in self.params:
             if isinstance(parameter.type, _Named) or parameter is OVERRIDES:
                 name = str(parameter.name)
-                ctx.params[name] = _with_folders(ctx.params[name])
+                ctx.params[name] = _with_folder(parameter, ctx.params[name])
         return super().invoke(ctx)
 
 
@@ -103,19 +103,20 @@ def _unexpected(word: str, missing: Sequence[click.Parameter]) -> str:
     return f"unexpected argument {word!r}{hint}"
 
 
-def _with_folders(value: Any) -> Any:
-    """Puts data folders in the place of names of collections, and of settings that are names."""
-    if isinstance(value, tuple):
-        return tuple(_with_folders(each) for each in value)
-    setting, equals, name = str(value).rpartition("=")
-    if ":" not in name:
-        return value
+def _with_folder(parameter: click.Parameter, value: Any) -> Any:
+    """Puts data folders in the place of names of collections, in settings too."""
+    if parameter is OVERRIDES:
+        settings = (setting.rpartition("=") for setting in value)
+        return tuple(f"{key}{equals}{_found(name)}" for key, equals, name in settings)
+    return value if value is None else parameter.type.convert(_found(value), parameter, None)
+
+
+def _found(name: str | Path) -> str | Path:
+    if ":" not in str(name):
+        return name
     from cocondenser_jax.collection.named import find_data
 
-    folder = find_data(name)
-    if equals:
-        return f"{setting}={folder}"
-    return Path(folder) if isinstance(value, Path) else str(folder)
+    return find_data(name)
 
 
 def _require_own(name: str, output: Path, values: Mapping[str, Any]) -> None:

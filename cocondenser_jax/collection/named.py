@@ -140,7 +140,7 @@ def _fetch_nano(name: str, folder: Path) -> None:
     for row in load("qrels"):
         found = row["corpus-id"]
         for passage in found if isinstance(found, list) else [found]:
-            qrels.setdefault(row["query-id"], {})[passage] = int(row.get("score") or 1)
+            qrels.setdefault(row["query-id"], {})[passage] = int(row.get("score", 1))
     passages = (Passage(row["_id"], row.get("title") or "", row["text"]) for row in load("corpus"))
     queries = {row["_id"]: row["text"] for row in load("queries")}
     write_beir(folder, passages, queries, {_SPLIT: qrels})

@@ -153,11 +153,13 @@ def encode_corpus(
 @contextlib.contextmanager
 def _unchanged(source: str | Path) -> Iterator[None]:
     """Raises a UserError at the end of a block in which a file changed: it is read repeatedly."""
+    place = Path(source)  # or the name of a source that lies elsewhere
 
-    def state() -> list[tuple[int, ...]]:
-        place = Path(source)  # or the name of a source that lies elsewhere
-        files = [place, *sorted(place.rglob("*"))] if place.exists() else []
-        return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in map(Path.stat, files)]
+    def state() -> dict[Path, tuple[int, ...]]:
+        # In a folder, files alone are read: `out` may be a folder beside them.
+        paths = place.iterdir() if place.is_dir() else [place]
+        found = {path: path.stat() for path in paths if path.is_file()}
+        return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
 
     before = state()
     yield

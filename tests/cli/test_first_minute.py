@@ -1,6 +1,7 @@
 """What a newcomer types first, on the documents that `adapt` reads: no ids, no layout."""
 
 import json
+import shutil
 
 import pyarrow
 import pyarrow.parquet
@@ -129,3 +130,18 @@ def test_half_of_the_ids_is_one_line_and_nothing_written(command, model_folder, 
     assert sorted(path for path in tmp_path.iterdir() if path.name != "vectors") == before
     left = tmp_path / "vectors"
     assert not left.exists() or not json.dumps([*map(str, left.glob("*.arrow"))]).strip("[]")
+
+
+def test_vectors_may_lie_beside_the_documents(model_folder, tmp_path):
+    """What is written there is not a change of the documents."""
+    corpus = write_text_files(tmp_path)
+    flags = [f"--model={model_folder}", f"--corpus={corpus}", f"--out={corpus}/vectors"]
+    for _ in range(2):
+        assert main(["encode", *flags]) == 0
+
+
+def test_a_folder_may_have_an_equals_sign_and_a_colon_in_its_name(beir, tmp_path):
+    data = shutil.copytree(beir, tmp_path / "a=b" / "c:d")
+    out = tmp_path / "run.trec"
+    assert main(["bm25", f"--data={data}", f"--run_out={out}"]) == 0
+    assert read_run(out)

@@ -17,7 +17,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection import named
 from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.errors import UserError
 from tests.world import write_records
 
@@ -135,16 +135,13 @@ def test_what_is_no_name_stays_as_it_is(tmp_path, monkeypatch):
     assert named.find_data("beir:mine") == "beir:mine"
 
 
-def test_nanobeir_is_read_as_sentence_transformers_reads_it(tmp_path, monkeypatch):
-    from sentence_transformers.sentence_transformer.evaluation import nano_beir
-
-    assert {each.casefold() for each in named._NANO} == {*nano_beir.DATASET_NAME_TO_HUMAN_READABLE}
-    assert {*named._NANO} == {*nano_beir.DATASET_NAME_TO_HUMAN_READABLE.values()}
+def write_nano(tmp_path, monkeypatch, judged):
+    """Puts NanoSciFact, with one judgment, where the hub's NanoBEIR is; the cache is new."""
     hub = tmp_path / "hub"
     tables = {
         "corpus": CORPUS,
         "queries": QUERIES,
-        "qrels": [{"query-id": "q1", "corpus-id": "d1"}],
+        "qrels": [{"query-id": "q1", "corpus-id": "d1"} | judged],
     }
     card = ["---", "configs:"]
     for config, records in tables.items():
@@ -155,6 +152,15 @@ def test_nanobeir_is_read_as_sentence_transformers_reads_it(tmp_path, monkeypatc
     (hub / "README.md").write_text("\n".join([*card, "---", ""]))
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(named, "_NANO_DATASET", str(hub))
+    return hub
+
+
+def test_nanobeir_is_read_as_sentence_transformers_reads_it(tmp_path, monkeypatch):
+    from sentence_transformers.sentence_transformer.evaluation import nano_beir
+
+    assert {each.casefold() for each in named._NANO} == {*nano_beir.DATASET_NAME_TO_HUMAN_READABLE}
+    assert {*named._NANO} == {*nano_beir.DATASET_NAME_TO_HUMAN_READABLE.values()}
+    hub = write_nano(tmp_path, monkeypatch, {})
     folder = named.find_data("nano:scifact")
     require_collection(folder)
     evaluator = nano_beir.NanoBEIREvaluator(["scifact"], dataset_id=str(hub)).evaluators[0]
@@ -185,6 +191,12 @@ def fake_ir_datasets():
         qrels_iter=lambda: iter([judged("q1", "d1", 1, "0")]),
     )
     return SimpleNamespace(load={"mine": dataset}.__getitem__)
+
+
+def test_a_judgment_of_nanobeir_keeps_its_grade(tmp_path, monkeypatch):
+    write_nano(tmp_path, monkeypatch, {"score": 0})
+    folder = named.find_data("nano:SciFact")
+    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 0}}
 
 
 def test_a_collection_of_ir_datasets_becomes_a_folder(tmp_path, monkeypatch):

@@ -23,8 +23,8 @@ from benchmarks.step import Size, alone, ready_step, write_model
 # The first that the place of a kernel in the Python program matches, as JAX names it.
 PARTS = {
     "feed-forward": r"_feed_forward",
-    "attention, scores and weights": r"bnhq,bnhl->bnql|bnql,bnhl->bnhq|_attend/(?!query|key|value)"
-    r"(?!output)",
+    "attention, scores and weights": r"bnhq,bnhl->bnql|bnql,bnhl->bnhq|"
+    r"_attend/(?!query|key|value|output)",
     "attention, linear maps": r"_attend",
     "MLM": r"/mlm/",
     "layer norms, residuals, embeddings": r"norm|embeddings",

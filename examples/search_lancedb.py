@@ -15,6 +15,7 @@ import pyarrow.dataset
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.collection.layouts import Passage
 
 
 def load(embeddings: Path, database: Path) -> None:
@@ -43,7 +44,7 @@ def main() -> None:
     table = lancedb.connect(arguments.database).open_table("passages")
     # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
     rows = table.search(vector_D).distance_type("dot").limit(arguments.top_k).to_list()
-    hits = [(1 - r["_distance"], f"{r['id']}  {r['title']}".rstrip(), r["text"]) for r in rows]
+    hits = [(1 - r["_distance"], Passage(r["id"], r["title"], r["text"])) for r in rows]
     print_search(arguments.query, hits)
 
 

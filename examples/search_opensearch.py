@@ -19,6 +19,7 @@ from opensearchpy import OpenSearch, helpers
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.collection.layouts import Passage
 
 DEPTH = 100  # of each of the two rankings, before they are fused
 FUSION = {
@@ -79,7 +80,7 @@ def main() -> None:
     }
     found = client.search(index="passages", body=body)["hits"]["hits"][: arguments.top_k]
     rows = [(hit["_score"], hit["_source"]) for hit in found]
-    hits = [(score, f"{p['id']}  {p['title']}".rstrip(), p["text"]) for score, p in rows]
+    hits = [(score, Passage(**payload)) for score, payload in rows]
     print_search(arguments.query, hits)
 
 

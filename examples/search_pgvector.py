@@ -18,6 +18,7 @@ from pgvector.psycopg import register_vector
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.collection.layouts import Passage
 
 
 def load(connection: psycopg.Connection, embeddings: Path, size: int) -> None:
@@ -57,7 +58,7 @@ def main() -> None:
             " ORDER BY vector <#> %(query)s LIMIT %(top_k)s",
             {"query": Vector(vector_D), "top_k": arguments.top_k},
         )
-        hits = [(score, f"{id_}  {title}".rstrip(), text) for score, id_, title, text in found]
+        hits = [(score, Passage(*fields)) for score, *fields in found]
     print_search(arguments.query, hits)
 
 

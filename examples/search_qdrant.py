@@ -14,6 +14,7 @@ from qdrant_client import QdrantClient, models
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.collection.layouts import Passage
 
 
 def load(client: QdrantClient, embeddings: Path, size: int) -> None:
@@ -53,7 +54,7 @@ def main() -> None:
         load(client, arguments.embeddings, len(vector_D))
     found = client.query_points("passages", query=vector_D, limit=arguments.top_k).points
     rows = [(point.score, point.payload) for point in found]
-    hits = [(score, f"{p['id']}  {p['title']}".rstrip(), p["text"]) for score, p in rows]
+    hits = [(score, Passage(**payload)) for score, payload in rows]
     print_search(arguments.query, hits)
     client.close()
 

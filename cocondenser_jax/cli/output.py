@@ -8,13 +8,16 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from cocondenser_jax.errors import escape_control, first_words
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import flatten
+
+if TYPE_CHECKING:  # --help loads no NumPy
+    from cocondenser_jax.collection.layouts import Passage
 
 _SECONDS_BETWEEN_LINES = 30  # of a bar
 _INDENT = 5  # of a passage's text, in characters
@@ -65,13 +68,14 @@ def print_text(text: Any) -> None:
     print(escape_control(str(text)))
 
 
-def print_search(query: str, hits: Sequence[tuple[float, str, str]]) -> None:
-    """Prints a query and its hits: rank, title, score and the beginning of each passage."""
+def print_search(query: str, hits: Sequence[tuple[float, "Passage"]]) -> None:
+    """Prints a query and its hits: rank, id, title, score and the beginning of each passage."""
     print_text(f'"{query}"')
     width = shutil.get_terminal_size().columns - _INDENT
-    for rank, (score, title, text) in enumerate(hits, start=1):
-        print_text(f"{rank:3}  {title}  ({score:.2f})")
-        for line in textwrap.wrap(first_words(text, 300), max(width, 20)):
+    for rank, (score, passage) in enumerate(hits, start=1):
+        name = f"{passage.id}  {passage.title}".rstrip()
+        print_text(f"{rank:3}  {name}  ({score:.2f})")
+        for line in textwrap.wrap(first_words(passage.text, 300), max(width, 20)):
             print_text(f"{'':{_INDENT}}{line}")
     if not hits:
         print_text("  nothing found")

@@ -216,7 +216,7 @@ def search(
     answers = []
     for text in _typed_queries() if query is None else [query]:
         hits, seconds = find(text)
-        print_search(text, [(s, f"{p.id}  {p.title}".rstrip(), p.text) for s, p in hits])
+        print_search(text, hits)
         if query is None:
             times = [f"{step} {1000 * value:.1f} ms" for step, value in seconds.items()]
             print(f"  {', '.join(times)}", flush=True)

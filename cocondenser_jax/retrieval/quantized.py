@@ -7,7 +7,7 @@ is positive.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -97,20 +97,19 @@ def require_whole_bytes(dtype: str, dimension: int) -> None:
 
 def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the codes of vectors, and for int8 their ranges, 2 x D."""
+    if dtype == BINARY:
+        return _codes(vectors_NxD, "ubinary"), None
+    ranges_2xD = np.stack([vectors_NxD.min(axis=0), vectors_NxD.max(axis=0)]).astype(np.float32)
+    return _codes(vectors_NxD, "int8", ranges_2xD), ranges_2xD
+
+
+def _codes(
+    vectors_NxD: np.ndarray, precision: Literal["int8", "ubinary"], ranges_2xD: Any = None
+) -> np.ndarray:
+    """Returns codes, N x D, or of `ubinary` bytes of bits, N x D/8."""
     from sentence_transformers import quantize_embeddings  # loads PyTorch, which BM25 does without
 
-    if dtype == BINARY:
-        return _bits(vectors_NxD), None
-    ranges_2xD = np.stack([vectors_NxD.min(axis=0), vectors_NxD.max(axis=0)]).astype(np.float32)
-    codes_NxD = quantize_embeddings(vectors_NxD, "int8", ranges=ranges_2xD)
-    return np.asarray(codes_NxD), ranges_2xD
-
-
-def _bits(vectors_NxD: np.ndarray) -> np.ndarray:
-    """Returns bytes of bits, N x D/8."""
-    from sentence_transformers import quantize_embeddings
-
-    return np.asarray(quantize_embeddings(vectors_NxD, "ubinary"), np.uint8)
+    return np.asarray(quantize_embeddings(vectors_NxD, precision, ranges=ranges_2xD))
 
 
 def nearest_by_bits(
@@ -148,7 +147,7 @@ def _candidates(shards: Sequence[BitVectors], queries_QxD: np.ndarray, n: int) -
     """Returns the rows, Q x n, whose bits differ least from those of each query."""
     import faiss  # encoding does without
 
-    bits_QxB = _bits(queries_QxD)
+    bits_QxB = _codes(queries_QxD, "ubinary")
     heap = faiss.ResultHeap(len(queries_QxD), n)
     first_row = 0
     for shard in tqdm(shards, desc="search", unit=" shards", disable=len(queries_QxD) == 1):

@@ -53,9 +53,13 @@ def table(rows: Rows) -> str:
     values = [item for row in rows for item in row.items() if item[0] not in _NOT_SHOWN]
     names = list(dict.fromkeys(name for name, value in values if not isinstance(value, list)))
     cells = [[_cell(row.get(name, "")) for name in names] for row in rows]
-    marks = ["---:" if all(map(_NUMBER.match, filter(None, column))) else "---"
-             for column in zip(*cells, strict=True)]  # fmt: skip
+    marks = [_mark(column) for column in zip(*cells, strict=True)]
     return "".join(f"| {' | '.join(line)} |\n" for line in [names, marks, *cells])
+
+
+def _mark(column: Iterable[str]) -> str:
+    """Returns how a column is aligned: numbers to the right."""
+    return "---:" if all(map(_NUMBER.match, filter(None, column))) else "---"
 
 
 def _cell(value: Any) -> str:

@@ -108,6 +108,8 @@ def _with_folder(parameter: click.Parameter, value: Any) -> Any:
     if parameter is OVERRIDES:
         settings = (setting.rpartition("=") for setting in value)
         return tuple(f"{key}{equals}{_found(name)}" for key, equals, name in settings)
+    if isinstance(value, tuple):  # of a flag that may be repeated
+        return tuple(_with_folder(parameter, each) for each in value)
     return value if value is None else parameter.type.convert(_found(value), parameter, None)
 
 

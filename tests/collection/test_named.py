@@ -152,6 +152,8 @@ def write_nano(tmp_path, monkeypatch, judged):
     (hub / "README.md").write_text("\n".join([*card, "---", ""]))
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(named, "_NANO_DATASET", str(hub))
+    # datasets takes two folders of one name for the same data.
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     return hub
 
 

@@ -33,7 +33,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.embeddings import passage_at, read_manifest, shard_vectors
 from cocondenser_jax.retrieval.exact import float_blocks
 from cocondenser_jax.retrieval.models import is_normalized
-from cocondenser_jax.retrieval.search import OpenIndex, open_index
+from cocondenser_jax.retrieval.opening import OpenIndex, open_index
 from cocondenser_jax.storage.files import new_folder
 from experiments.pseudo_queries import make_queries
 

@@ -29,7 +29,8 @@ from cocondenser_jax.quickstart.backends import BACKENDS
 from cocondenser_jax.representation import Representation
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.retrieval.search import open_index, search_run
+from cocondenser_jax.retrieval.opening import open_index
+from cocondenser_jax.retrieval.search import search_run
 from cocondenser_jax.storage.files import read_object
 from tests.published import EXACT, ROWS, Case
 from tests.published_folders import write_folder

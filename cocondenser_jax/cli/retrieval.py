@@ -202,7 +202,8 @@ def search(
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
-        from cocondenser_jax.retrieval.search import VectorSearch, open_index, search_text_timed
+        from cocondenser_jax.retrieval.opening import VectorSearch, open_index
+        from cocondenser_jax.retrieval.search import search_text_timed
 
         opened = open_index(
             index or embeddings,
@@ -285,7 +286,8 @@ def retrieve(
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import read_queries, require_other_judgments
-    from cocondenser_jax.retrieval.search import VectorSearch, open_index, retrieve
+    from cocondenser_jax.retrieval.opening import VectorSearch, open_index
+    from cocondenser_jax.retrieval.search import retrieve
 
     require_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index

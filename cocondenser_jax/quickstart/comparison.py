@@ -33,7 +33,8 @@ from cocondenser_jax.retrieval.embeddings import read_manifest
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import Method, fuse_runs
 from cocondenser_jax.retrieval.models import model_sha256
-from cocondenser_jax.retrieval.search import open_cut, open_index, retrieve
+from cocondenser_jax.retrieval.opening import open_cut, open_index
+from cocondenser_jax.retrieval.search import retrieve
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
 from cocondenser_jax.storage.files import file_sha256, write_json
 from cocondenser_jax.storage.runs import start_or_compare

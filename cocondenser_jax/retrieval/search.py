@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
-import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
@@ -20,59 +19,29 @@ from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import is_same_text, watch_own_results
 from cocondenser_jax.collection.trec import Results, Run, require_any, write_results
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import Given, Representation, with_given
-from cocondenser_jax.representation import query_prompt as query_prompt_of
-from cocondenser_jax.retrieval.bm25 import Bm25Index, open_bm25_index, rank_by_bm25
-from cocondenser_jax.retrieval.cut import cut_vectors
-from cocondenser_jax.retrieval.embeddings import (
-    Manifest,
-    open_shards,
-    passage_at,
-    passage_table,
-    read_manifest,
-    require_finite_rows,
-    shard_vectors,
-)
-from cocondenser_jax.retrieval.exact import Nearest, float_blocks, nearest, nearest_checked
+from cocondenser_jax.retrieval.bm25 import rank_by_bm25
+from cocondenser_jax.retrieval.embeddings import passage_at, passage_table
+from cocondenser_jax.retrieval.exact import nearest
 from cocondenser_jax.retrieval.finite import require_finite
-from cocondenser_jax.retrieval.fuse import METHODS, Method, fuse_scores
-from cocondenser_jax.retrieval.gpus import require_gpu
-from cocondenser_jax.retrieval.index import nearest_in_index, read_index
-from cocondenser_jax.retrieval.models import load_as, model_sha256
-from cocondenser_jax.retrieval.quantized import BINARY, BitVectors, nearest_by_bits
-from cocondenser_jax.retrieval.terms import require_language
+from cocondenser_jax.retrieval.fuse import fuse_scores
+from cocondenser_jax.retrieval.opening import Index, OpenIndex
 from cocondenser_jax.storage.files import without_surrogates
-from cocondenser_jax.storage.remote import local_copy
 
 logger = logging.getLogger(__name__)
 
 # Of many queries: libraries take memory for several copies of the vectors.
 _ENCODED_AT_ONCE = 65_536
+# Of many queries: memory holds their results, and all vectors are read once for each such part.
+_SEARCHED_AT_ONCE = 65_536
 # How many passages of each side are fused, or more where more are asked for.
 _FUSED_DEPTH = 100
-_OVERSAMPLING = 4
 _OVERFLOW = "the model's weights are damaged, or too large for what it computes"
-
 
 # Of a query: row → score of its passages, best first.
 Ranking = dict[int, float]
 # That the steps of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
+# Complete once all rankings were taken: they are made one after the other.
 Seconds = dict[str, float]
-
-
-class VectorSearch(NamedTuple):
-    """How vectors are compared."""
-
-    # Of an index, in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for HNSW: slower
-    # and more exact.
-    parameters: str = ""
-    # What multiplies embeddings; for the same ranks as on the CPU, in float32.
-    device: Literal["cpu", "cuda"] = "cpu"
-    # Of embeddings of bits: candidates for each passage that is asked for; None: 4.
-    oversampling: int | None = None
-
-
-_DEFAULTS = VectorSearch()
 
 
 class Hit(NamedTuple):
@@ -80,130 +49,6 @@ class Hit(NamedTuple):
 
     score: float
     passage: Passage
-
-
-class OpenIndex(NamedTuple):
-    """The vectors of passages, opened for search; the passages; the model that encoded them."""
-
-    model: SentenceTransformer
-    nearest: Nearest
-    passages: pyarrow.Table  # `id`, `title` and `text` of the rows
-
-
-class HybridIndex(NamedTuple):
-    """An index whose results are fused with those of BM25 over the same passages."""
-
-    dense: OpenIndex
-    bm25: Bm25Index
-    method: Method
-
-    @property
-    def passages(self) -> pyarrow.Table:
-        """The passages of both."""
-        return self.dense.passages
-
-
-Index = OpenIndex | HybridIndex
-
-
-def open_index(
-    folder: Path,
-    model_folder: Path,
-    *,
-    vectors: VectorSearch = _DEFAULTS,
-    hybrid: Method | None = None,
-    query_prompt: str | None = None,
-    language: str | None = None,
-) -> Index:
-    """Opens an index, or embeddings as they are, with the model that encoded them.
-
-    A search of embeddings reads all of them, block by block, and is exact, as with "Flat".
-
-    Args:
-      folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
-      model_folder: the folder of that model, which may have moved.
-      vectors: how vectors are compared; embeddings have no parameters, an index no device.
-      hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
-        model, or more if more are asked for. The first call writes `bm25` to the folder.
-      query_prompt: is put before queries, where the passages were encoded for none; None: what
-        they were encoded for.
-      language: of BM25's terms, see `terms.languages`; None: that of `bm25`, at first English.
-
-    Raises:
-      UserError: also if the model or the prompt is not the one that the passages were encoded for.
-    """
-    if hybrid not in (None, *METHODS):
-        raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
-    if language is not None:
-        require_language(language)
-    require_gpu(vectors.device)
-    folder = local_copy(folder)
-    manifest = read_manifest(folder)
-    if vectors.parameters and not manifest.is_index:
-        raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    if vectors.device != "cpu" and manifest.is_index:
-        raise UserError(f"{folder} is an index, for the CPU: {vectors.device} searches embeddings")
-    is_bits = manifest.dtype == BINARY and not manifest.is_index
-    if vectors.oversampling is not None and not is_bits:
-        raise UserError(f"{folder} holds no embeddings of bits: only these have oversampling")
-    if vectors.device != "cpu" and is_bits:
-        raise UserError(f"{folder} holds embeddings of bits, which are searched on the CPU")
-    _require_model(folder, manifest, model_folder)
-    representation = _with_query_prompt(folder, manifest.representation, query_prompt)
-    model = load_as(model_folder, representation)
-    if manifest.is_index:
-        index, passages = read_index(folder, manifest, vectors.parameters)
-        dense = OpenIndex(model, partial(nearest_in_index, index), passages)
-    else:
-        passages = open_shards(folder, manifest)
-        dense = OpenIndex(model, _nearest_in_shards(passages, vectors), passages)
-    if hybrid is None:
-        return dense
-    return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
-
-
-def _nearest_in_shards(passages: pyarrow.Table, vectors: VectorSearch) -> Nearest:
-    """Returns what searches the vectors of `open_shards`."""
-    shards = shard_vectors(passages)
-    if bits := [each for each in shards if isinstance(each, BitVectors)]:
-        return partial(nearest_by_bits, bits, vectors.oversampling or _OVERSAMPLING)
-    return nearest_checked(shards, partial(require_finite_rows, passages), vectors.device)
-
-
-def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
-    """Opens embeddings with the first `size` numbers of each vector, of length 1 for a cosine.
-
-    Args and errors are those of `open_index`. The cut vectors are held in memory.
-    """
-    manifest = read_manifest(folder)
-    _require_model(folder, manifest, model_folder)
-    cut = with_given(manifest.representation, Given(dimensions=size))
-    passages = open_shards(folder, manifest)
-    shards = [
-        cut_vectors(
-            torch.tensor(block_NxD[:, :size], dtype=torch.float32), size, cut.similarity
-        ).numpy()
-        for block_NxD in float_blocks(
-            shard_vectors(passages), partial(require_finite_rows, passages)
-        )
-    ]
-    return OpenIndex(load_as(model_folder, cut), partial(nearest, shards), passages)
-
-
-def _require_model(folder: Path, manifest: Manifest, model_folder: Path) -> None:
-    if model_sha256(model_folder) != manifest.model_sha256:
-        raise UserError(
-            f"{folder} was built with another model ({manifest.model}) than {model_folder}"
-        )
-
-
-def _with_query_prompt(folder: Path, encoded: Representation, prompt: str | None) -> Representation:
-    expected = query_prompt_of(dict(encoded.prompts))
-    if prompt is not None and expected and prompt != expected:
-        raise UserError(
-            f"{folder} was encoded for queries that begin with {expected!r}, not with {prompt!r}"
-        )
-    return with_given(encoded, Given(query_prompt=prompt))
 
 
 def retrieve(
@@ -216,8 +61,9 @@ def retrieve(
 ) -> dict[str, float]:
     """Searches for queries (id → text) and writes a TREC run; see `search_run_timed`.
 
-    Of the run, memory holds 12 bytes for each result. Returns the numbers of queries and passages,
-    and the seconds that encoding the queries and searching took.
+    Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
+    Returns the numbers of queries and passages, and the seconds that encoding the queries and
+    searching took.
     """
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
     none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
@@ -345,15 +191,8 @@ def _rank(
     depth = max(k, _FUSED_DEPTH)
     dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth + n_own)
     dense_Q = _drop_rows(dense_Q, own_Q, depth)
-    start = time.perf_counter()
-    lexical_Q = list(_drop_rows(rank_by_bm25(index.bm25, texts, depth + n_own), own_Q, depth))
-    seconds["bm25"] = time.perf_counter() - start
-    if n_empty := lexical_Q.count({}):
-        logger.warning(
-            "BM25 finds nothing for %d of %d queries: they are ranked by vectors alone",
-            n_empty,
-            len(texts),
-        )
+    bm25_Q = _timed(rank_by_bm25(index.bm25, texts, depth + n_own), seconds, "bm25")
+    lexical_Q = _count_empty(_drop_rows(bm25_Q, own_Q, depth))
     ranking_Q = (
         fuse_scores(both, index.method, weights=(1.0, 1.0), depth=k)
         for both in zip(lexical_Q, dense_Q, strict=True)
@@ -361,16 +200,49 @@ def _rank(
     return ranking_Q, seconds
 
 
+def _count_empty(lexical_Q: Iterable[Ranking]) -> Iterator[Ranking]:
+    """Passes rankings of BM25 on, and warns at the end of those that are empty."""
+    n_empty = n_queries = 0
+    for ranking in lexical_Q:
+        n_queries += 1
+        n_empty += not ranking
+        yield ranking
+    if n_empty:
+        logger.warning(
+            "BM25 finds nothing for %d of %d queries: they are ranked by vectors alone",
+            n_empty,
+            n_queries,
+        )
+
+
 def _rank_by_vectors(
     index: OpenIndex, texts: list[str], k: int
 ) -> tuple[Iterator[Ranking], Seconds]:
+    """Encodes all queries, and then searches for some at a time, as their results are asked for."""
     start = time.perf_counter()
     vectors_QxD = _encode_queries(index.model, texts)
     require_finite(vectors_QxD, "the query", texts, _OVERFLOW)
-    encoded = time.perf_counter()
-    scores_QxK, rows_QxK = index.nearest(vectors_QxD, min(k, len(index.passages)))
-    seconds = {"encoding": encoded - start, "search": time.perf_counter() - encoded}
-    return map(_to_ranking, scores_QxK, rows_QxK), seconds
+    seconds = {"encoding": time.perf_counter() - start}
+
+    def search() -> Iterator[Ranking]:
+        for first in range(0, len(texts), _SEARCHED_AT_ONCE):
+            some_QxD = vectors_QxD[first : first + _SEARCHED_AT_ONCE]
+            scores_QxK, rows_QxK = index.nearest(some_QxD, min(k, len(index.passages)))
+            yield from map(_to_ranking, scores_QxK, rows_QxK)
+
+    return _timed(search(), seconds, "search"), seconds
+
+
+def _timed(ranking_Q: Iterator[Ranking], seconds: Seconds, step: str) -> Iterator[Ranking]:
+    """Passes rankings on, and adds up how long they took to make."""
+    seconds[step] = 0.0
+    while True:
+        start = time.perf_counter()
+        ranking = next(ranking_Q, None)
+        seconds[step] += time.perf_counter() - start
+        if ranking is None:
+            return
+        yield ranking
 
 
 def _encode_queries(model: SentenceTransformer, texts: list[str]) -> np.ndarray:

@@ -19,7 +19,8 @@ from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.finetune.training_data import sample
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.retrieval.search import open_index, search_run
+from cocondenser_jax.retrieval.opening import open_index
+from cocondenser_jax.retrieval.search import search_run
 from cocondenser_jax.storage.runs import flatten
 from tests.retrieval_data import read_vectors
 from tests.world import change_settings, read_metrics, write_qrels

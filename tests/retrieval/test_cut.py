@@ -9,7 +9,8 @@ from cocondenser_jax.collection.folder import passage_text, read_corpus, read_qu
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval.cut import cut_vectors
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-from cocondenser_jax.retrieval.search import open_cut, search_run
+from cocondenser_jax.retrieval.opening import open_cut
+from cocondenser_jax.retrieval.search import search_run
 from tests.world import write_retriever
 
 

@@ -6,7 +6,7 @@ import torch
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_run
-from cocondenser_jax.retrieval import exact, search
+from cocondenser_jax.retrieval import exact, opening
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def gpu(monkeypatch):
         return find(shards, queries_QxD, k, check, torch.device("cpu"))
 
     monkeypatch.setattr(exact, "nearest_in_torch", find_on_cpu)
-    monkeypatch.setattr(search, "require_gpu", lambda device: None)
+    monkeypatch.setattr(opening, "require_gpu", lambda device: None)
     return used
 
 
@@ -68,7 +68,7 @@ def test_a_gpu_where_there_is_none_or_nothing_for_it(encoded, model_folder, monk
         f"cocondenser: --device=cuda: PyTorch {torch.__version__} sees no GPU; expected one, or"
         " --device=cpu\n"
     )
-    monkeypatch.setattr(search, "require_gpu", lambda device: None)
+    monkeypatch.setattr(opening, "require_gpu", lambda device: None)
     assert main([*command, f"--index={encoded}/index"]) == 2
     assert "index is an index, for the CPU: cuda searches embeddings" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from cocondenser_jax.retrieval import embeddings as embeddings_module
 from cocondenser_jax.retrieval import encode
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.search import open_index
+from cocondenser_jax.retrieval.opening import open_index
 from cocondenser_jax.storage.files import write_json
 from tests.mutations import Payload
 

@@ -16,7 +16,7 @@ from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retrieval import embeddings as embeddings_module
 from cocondenser_jax.retrieval import index as index_module
-from cocondenser_jax.retrieval import models, search
+from cocondenser_jax.retrieval import models, opening, search
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.finite import are_finite, require_finite
 from cocondenser_jax.retrieval.index import build_index
@@ -139,7 +139,7 @@ def test_an_index_of_them_that_another_program_built_is_not_searched(
     encode_corpus(Encoding(model_folder), data, folder, shard_size=10)
     build_index(folder, out, factory)
     monkeypatch.setattr(index_module, "_ROWS_AT_ONCE", 7)
-    search.search_text(search.open_index(out, model_folder), "cd")
+    search.search_text(opening.open_index(out, model_folder), "cd")
     index = faiss.read_index(str(out / "index.faiss"))
     vectors_NxD = read_vectors(folder)
     vectors_NxD[17, 3] = value
@@ -150,12 +150,12 @@ def test_an_index_of_them_that_another_program_built_is_not_searched(
     manifest = manifest._replace(index_sha256=file_sha256(out / "index.faiss"))
     write_json(out / embeddings_module.MANIFEST, manifest.to_json())
     with pytest.raises(UserError, match=r"are not finite.*, and build the index again"):
-        search.open_index(out, model_folder)
+        opening.open_index(out, model_folder)
 
 
 @pytest.mark.parametrize("hybrid", [None, "rrf"])
 def test_they_are_not_searched(embeddings, model_folder, hybrid):
-    index = search.open_index(embeddings, model_folder, hybrid=hybrid)
+    index = opening.open_index(embeddings, model_folder, hybrid=hybrid)
     for _ in range(2):
         with pytest.raises(UserError, match="first that of passage p17: encode again"):
             search.search_text(index, "cd")
@@ -163,7 +163,7 @@ def test_they_are_not_searched(embeddings, model_folder, hybrid):
 
 def test_they_are_not_cut(embeddings, model_folder):
     with pytest.raises(UserError, match="first that of passage p17: encode again"):
-        search.open_cut(embeddings, model_folder, 4)
+        opening.open_cut(embeddings, model_folder, 4)
 
 
 def test_encoding_again_renews_their_shard(embeddings, model_folder, data):
@@ -178,11 +178,11 @@ def test_encoding_again_renews_their_shard(embeddings, model_folder, data):
 def test_only_the_first_search_checks(embeddings, model_folder, data, monkeypatch):
     encode_corpus(Encoding(model_folder), data, embeddings, shard_size=10)
     checked = []
-    check = search.require_finite_rows
+    check = opening.require_finite_rows
     monkeypatch.setattr(
-        search, "require_finite_rows", lambda *given: (checked.append(given[2]), check(*given))
+        opening, "require_finite_rows", lambda *given: (checked.append(given[2]), check(*given))
     )
-    index = search.open_index(embeddings, model_folder)
+    index = opening.open_index(embeddings, model_folder)
     assert checked == []
     for _ in range(3):
         search.search_text(index, "cd")
@@ -228,7 +228,7 @@ def test_a_vector_of_zeros_is_as_far_from_all_as_for_the_library(model_folder, d
     save_file({name: 0 * value for name, value in load_file(dense).items()}, dense)
     encode_corpus(Encoding(folder), data, tmp_path / "embeddings")
     np.testing.assert_array_equal(read_vectors(tmp_path / "embeddings"), np.zeros((N, 4)))
-    found = search.search_run(search.open_index(tmp_path / "embeddings", folder), {"q": "ab"})
+    found = search.search_run(opening.open_index(tmp_path / "embeddings", folder), {"q": "ab"})
     library = SentenceTransformer(str(folder))
     vectors_NxD = library.encode_document([passage.text for passage in read_corpus(data)])
     scores_1xN = library.similarity(library.encode_query(["ab"]), vectors_NxD)

@@ -18,7 +18,7 @@ from cocondenser_jax.collection.folder import (
 )
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import encode, models, search
+from cocondenser_jax.retrieval import encode, models, opening, search
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.index import build_index
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
@@ -34,7 +34,7 @@ def encoded(model_folder, beir, tmp_path_factory):
         Encoding(model_folder, passage_length=16), beir, folder / "embeddings", shard_size=40
     )
     build_index(folder / "embeddings", folder / "index", "HNSW8")
-    search.open_index(folder / "index", model_folder, hybrid="rrf")
+    opening.open_index(folder / "index", model_folder, hybrid="rrf")
     return folder
 
 
@@ -42,7 +42,7 @@ def encoded(model_folder, beir, tmp_path_factory):
 def same_model(model_folder, monkeypatch):
     """The model is loaded once, and not for each broken folder."""
     model = models.load_retriever(model_folder)
-    monkeypatch.setattr(search, "load_as", lambda *args, **kwargs: model)
+    monkeypatch.setattr(opening, "load_as", lambda *args, **kwargs: model)
 
 
 def search_with(searcher, folder):
@@ -67,7 +67,7 @@ def test_a_broken_index_is_searched_or_refused(name, encoded, model_folder, tmp_
     folder = shutil.copytree(encoded / "index", tmp_path / "index")
 
     def read(_):
-        search_with(search.open_index(folder, model_folder, hybrid="min_max"), folder)
+        search_with(opening.open_index(folder, model_folder, hybrid="min_max"), folder)
 
     fuzz_file(folder, name, read)
 
@@ -78,7 +78,7 @@ def test_broken_embeddings_are_searched_or_refused(name, encoded, model_folder, 
     folder = shutil.copytree(encoded / "embeddings", tmp_path / "embeddings")
 
     def read(folder):
-        search_with(search.open_index(folder, model_folder), folder)
+        search_with(opening.open_index(folder, model_folder), folder)
 
     fuzz_file(folder, name, read)
 
@@ -92,7 +92,7 @@ def test_one_flipped_bit_of_an_index_is_noticed(encoded, model_folder, tmp_path)
         flipped[place] ^= 1
         (folder / "index.faiss").write_bytes(flipped)
         with pytest.raises(UserError, match=r"index\.faiss is damaged"):
-            search.open_index(folder, model_folder)
+            opening.open_index(folder, model_folder)
 
 
 LAYOUTS = {

@@ -7,7 +7,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.collection.trec import read_run, write_run
-from cocondenser_jax.retrieval import bm25, search
+from cocondenser_jax.retrieval import bm25, opening, search
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from tests.world import write_qrels, write_records
@@ -29,7 +29,7 @@ def test_a_query_does_not_find_the_passage_of_its_id(
     passages = list(read_corpus(beir))
     queries = {p.id: p.text for p in (passages[3], passages[0], passages[25])}
     queries["none of them"] = passages[7].text
-    opened = search.open_index(embeddings, model_folder, hybrid=method)
+    opened = opening.open_index(embeddings, model_folder, hybrid=method)
     dense = opened if method is None else opened.dense
     for depth in (1, 4, len(passages)):
         run, _ = search.search_run_timed(opened, queries, depth, ignore_identical_ids=True)
@@ -55,7 +55,7 @@ def test_a_line_says_how_many_queries_find_themselves(
     passages = list(read_corpus(beir))
     queries = {"d3": passages[3].text, "d4": passages[4].text, "q": passages[5].text}
     queries["d5"] = passages[6].text  # numbered alike by chance
-    opened = search.open_index(embeddings, model_folder)
+    opened = opening.open_index(embeddings, model_folder)
     out = tmp_path / "run.trec"
     search.retrieve(opened, queries, out, len(passages), ignore_identical_ids=ignore)
     found = [r.getMessage() for r in caplog.records if "their own id" in r.getMessage()]

@@ -9,18 +9,19 @@ from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval import embeddings as embeddings_module
-from cocondenser_jax.retrieval import search as search_module
+from cocondenser_jax.retrieval import opening
 from cocondenser_jax.retrieval.embeddings import open_shards, read_manifest, shard_vectors
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.exact import nearest
 from cocondenser_jax.retrieval.index import build_index
+from cocondenser_jax.retrieval.opening import VectorSearch, open_index
 from cocondenser_jax.retrieval.quantized import (
     BitVectors,
     Int8Vectors,
     nearest_by_bits,
     quantize,
 )
-from cocondenser_jax.retrieval.search import VectorSearch, open_index, search_run
+from cocondenser_jax.retrieval.search import search_run
 from tests.retrieval_data import read_vectors
 from tests.world import read_records
 
@@ -217,7 +218,7 @@ def test_flags_without_effect_are_refused(make, model_folder, monkeypatch):
     plain, coded = make("float32"), make("binary")
     with pytest.raises(UserError, match="no embeddings of bits: only these have oversampling"):
         rank(plain, model_folder, QUERIES, oversampling=4)
-    monkeypatch.setattr(search_module, "require_gpu", lambda device: None)
+    monkeypatch.setattr(opening, "require_gpu", lambda device: None)
     with pytest.raises(UserError, match="bits, which are searched on the CPU"):
         rank(coded, model_folder, QUERIES, device="cuda")
 

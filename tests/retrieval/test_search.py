@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+from itertools import chain
 
 import faiss
 import numpy as np
@@ -11,29 +12,15 @@ import pytest
 from cocondenser_jax.collection import trec
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import bm25, encode, exact, models, search
+from cocondenser_jax.retrieval import bm25, encode, exact, models, opening, search
 from cocondenser_jax.retrieval import index as index_module
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.search import VectorSearch
+from cocondenser_jax.retrieval.opening import VectorSearch
 from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import write_checksums
 from tests.retrieval_data import read_vectors
-
-
-@pytest.fixture(scope="module")
-def embeddings(model_folder, beir, tmp_path_factory):
-    out = tmp_path_factory.mktemp("encoded") / "embeddings"
-    encode.encode_corpus(Encoding(model_folder, passage_length=16), beir, out, shard_size=25)
-    return out
-
-
-@pytest.fixture(scope="module")
-def index(embeddings, tmp_path_factory):
-    out = tmp_path_factory.mktemp("indexed") / "index"
-    build_index(embeddings, out)
-    return out
 
 
 def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index, tmp_path):
@@ -44,7 +31,7 @@ def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index
         model.encode_query(list(queries.values()))
         @ np.stack([model.encode_document(passage_text(p)) for p in passages]).T
     )
-    searcher = search.open_index(index, model_folder)
+    searcher = opening.open_index(index, model_folder)
     run = search.search_run(searcher, queries, depth=10)
     assert list(run) == list(queries)
     for row, query in zip(scores, queries, strict=True):
@@ -78,8 +65,8 @@ def test_a_full_disk_leaves_no_index(embeddings, index, tmp_path, small_disk, ca
 
 def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings, index):
     queries = read_queries(beir)
-    flat = search.open_index(index, model_folder)
-    shards = search.open_index(embeddings, model_folder)
+    flat = opening.open_index(index, model_folder)
+    shards = opening.open_index(embeddings, model_folder)
     for depth in (3, 30, 1000):  # shards hold 25 passages
         expected = search.search_run(flat, queries, depth)
         run = search.search_run(shards, queries, depth)
@@ -101,14 +88,32 @@ def test_blocks_of_vectors_and_of_queries_do_not_matter(
     model_folder, beir, embeddings, index, tmp_path, monkeypatch
 ):
     queries = read_queries(beir)
-    whole = search.search_run(search.open_index(index, model_folder), queries)
+    whole = search.search_run(opening.open_index(index, model_folder), queries)
     monkeypatch.setattr(exact, "_BLOCK_ROWS", 10)  # three blocks of each shard
     monkeypatch.setattr(index_module, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
     vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
     np.testing.assert_array_equal(vectors_NxD, read_vectors(embeddings))
-    run = search.search_run(search.open_index(tmp_path / "index", model_folder), queries)
+    run = search.search_run(opening.open_index(tmp_path / "index", model_folder), queries)
     assert list(run) == list(whole) == list(queries)
+    assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
+
+
+def test_queries_are_searched_for_some_at_a_time(model_folder, beir, embeddings, monkeypatch):
+    queries = dict(list(read_queries(beir).items())[:7])
+    index = opening.open_index(embeddings, model_folder)
+    nearest, sizes = index.nearest, []
+
+    def watched(vectors_QxD, k):
+        sizes.append(len(vectors_QxD))
+        return nearest(vectors_QxD, k)
+
+    index = index._replace(nearest=watched)
+    whole = search.search_run(index, queries)
+    monkeypatch.setattr(search, "_SEARCHED_AT_ONCE", 3)
+    run = search.search_run(index, queries)
+    assert sizes == [7, 3, 3, 1]
+    assert list(run) == list(queries)
     assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
 
 
@@ -145,8 +150,8 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
     encode.encode_corpus(Encoding(model_folder, batch_size=1), corpus, tmp_path / "e", shard_size=2)
     build_index(tmp_path / "e", tmp_path / "index")
     for searcher in (
-        search.open_index(tmp_path / "index", model_folder),
-        search.open_index(tmp_path / "e", model_folder),
+        opening.open_index(tmp_path / "index", model_folder),
+        opening.open_index(tmp_path / "e", model_folder),
     ):
         run = search.search_run(searcher, {"q": "abcde"}, depth=9)["q"]
         same = [[f"d{i}" for i in range(5)], [f"d{i}" for i in range(5, 9)]]
@@ -157,9 +162,12 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
 
 
 def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
-    dense = search.open_index(hybrid_folder, model_folder)
-    hybrid = search.open_index(hybrid_folder, model_folder, hybrid="rrf")
-    clock = iter([10.0, 12.0, 17.0, 20.0, 21.0, 23.0, 30.0, 37.0])
+    dense = opening.open_index(hybrid_folder, model_folder)
+    hybrid = opening.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    # Of each step, the beginning and the end; at last, it is asked for one more ranking.
+    dense_times = [(10.0, 12.0), (12.0, 17.0), (17.0, 17.0)]
+    hybrid_times = [(20.0, 21.0), (21.0, 28.0), (28.0, 30.0), (30.0, 30.0), (30.0, 30.0)]
+    clock = chain(*dense_times, *hybrid_times)
     monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
     run, of_run = search.search_run_timed(dense, {"q": "abcde"}, depth=3)
     hits, of_text = search.search_text_timed(hybrid, "abcde", k=3)
@@ -175,7 +183,7 @@ def test_vectors_in_memory_are_searched_as_those_of_a_folder(model_folder, beir,
     queries = read_queries(beir)
     vectors_NxD = read_vectors(embeddings)
     model = models.load_retriever(model_folder, passage_length=16)
-    expected = search.search_run(search.open_index(embeddings, model_folder), queries, depth=7)
+    expected = search.search_run(opening.open_index(embeddings, model_folder), queries, depth=7)
     run = search.search_vectors(model, vectors_NxD, read_corpus(beir), queries, depth=7)
     assert {q: list(found) for q, found in run.items()} == {
         q: list(found) for q, found in expected.items()
@@ -195,14 +203,16 @@ def test_every_kind_of_index_is_built_and_searched(
 ):
     manifest = build_index(embeddings, tmp_path / "index", factory)
     assert manifest.factory == factory
-    searcher = search.open_index(tmp_path / "index", model_folder, vectors=VectorSearch(parameters))
+    searcher = opening.open_index(
+        tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
+    )
     scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
     assert len(scores) == 5
     assert scores == sorted(scores, reverse=True)
 
 
 def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
-    searcher = search.open_index(index, model_folder)
+    searcher = opening.open_index(index, model_folder)
     assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
     assert len(search.search_text(searcher, "abcde", k=1000)) == 60
     with pytest.raises(UserError, match="0 passages to find"):
@@ -216,7 +226,7 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
 def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
     # One of eight cells is visited, so a depth of 60 cannot be reached.
     build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
-    searcher = search.open_index(tmp_path / "index", model_folder)
+    searcher = opening.open_index(tmp_path / "index", model_folder)
     run = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
     for results in run.values():
         assert 0 < len(results) < 60
@@ -227,10 +237,10 @@ def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
 def test_more_cells_find_more(model_folder, embeddings, tmp_path):
     build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
     queries = {"q": "abcde", "r": "hgfed"}
-    exact = search.search_run(search.open_index(embeddings, model_folder), queries, depth=60)
+    exact = search.search_run(opening.open_index(embeddings, model_folder), queries, depth=60)
 
     def found(parameters):
-        searcher = search.open_index(
+        searcher = opening.open_index(
             tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
         )
         return search.search_run(searcher, queries, depth=60)
@@ -243,56 +253,7 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
         with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
             found(wrong)
     with pytest.raises(UserError, match="holds embeddings: only an index has parameters"):
-        search.open_index(embeddings, model_folder, vectors=VectorSearch("nprobe=2"))
-
-
-def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(embeddings, tmp_path / "embeddings")
-    build_index(tmp_path / "embeddings", tmp_path / "index")
-    shutil.rmtree(tmp_path / "embeddings")
-    (tmp_path / "index").rename(moved)
-    shutil.copytree(model_folder, tmp_path / "model")
-    found = search.search_text(search.open_index(moved, tmp_path / "model"), "abcde", k=3)
-    assert found == search.search_text(search.open_index(index, model_folder), "abcde", k=3)
-
-
-def test_another_model_is_refused(make_model, embeddings, index):
-    for folder in (embeddings, index):
-        for model in (make_model(seed=1), make_model(hidden_size=16)):
-            with pytest.raises(UserError, match="was built with another model"):
-                search.open_index(folder, model)
-
-
-def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
-    with pytest.raises(
-        UserError, match=r"holds no manifest\.json: encode the corpus .* build the index"
-    ):
-        search.open_index(tmp_path, model_folder)
-    with pytest.raises(UserError, match=r"holds no manifest\.json: encode the corpus first"):
-        build_index(tmp_path, tmp_path / "index")
-    with pytest.raises(UserError, match="faiss does not know the index string 'Flt'"):
-        build_index(embeddings, tmp_path / "index", factory="Flt")
-    with pytest.raises(UserError, match="60 passages are too few to train"):
-        build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
-    with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
-        build_index(embeddings, tmp_path / "index", factory="PQ8")
-    with pytest.raises(UserError, match="'PQ5' for vectors of 32 numbers"):
-        build_index(embeddings, tmp_path / "index", factory="PQ5")
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="already exists"):
-        build_index(embeddings, index)
-    shutil.copytree(index, tmp_path / "broken")
-    (tmp_path / "broken" / "index.faiss").unlink()
-    with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
-        search.open_index(tmp_path / "broken", model_folder)
-    shutil.copy(index / "index.faiss", tmp_path / "broken")
-    table = pyarrow.ipc.open_file((index / "passages.arrow").read_bytes()).read_all()
-    for rows in (table[:59], table.drop_columns("title")):
-        with pyarrow.ipc.new_file(tmp_path / "broken" / "passages.arrow", rows.schema) as writer:
-            writer.write_table(rows)
-        with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged: build the"):
-            search.open_index(tmp_path / "broken", model_folder)
+        opening.open_index(embeddings, model_folder, vectors=VectorSearch("nprobe=2"))
 
 
 def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
@@ -323,8 +284,8 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
     folder = request.getfixturevalue(place)
     # One query has no word that BM25 knows, and one has none at all.
     queries = {**read_queries(beir), "unknown": "zzzz yyyy", "none": "?"}
-    dense = search.open_index(folder, model_folder)
-    hybrid = search.open_index(folder, model_folder, hybrid=method)
+    dense = opening.open_index(folder, model_folder)
+    hybrid = opening.open_index(folder, model_folder, hybrid=method)
     for depth, of_each in ((3, 10), (25, 25)):
         lexical_run = bm25.bm25_run(read_corpus(beir), queries, of_each)
         assert lexical_run["unknown"] == lexical_run["none"] == {}
@@ -342,10 +303,10 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
 
 
 def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
-    first = search.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    first = opening.open_index(hybrid_folder, model_folder, hybrid="rrf")
     monkeypatch.setattr(bm25, "_build_index", None)
-    again = search.open_index(hybrid_folder, model_folder, hybrid="min_max")
-    search.open_index(hybrid_folder, model_folder)
+    again = opening.open_index(hybrid_folder, model_folder, hybrid="min_max")
+    opening.open_index(hybrid_folder, model_folder)
     for compiled in (False, True):
         monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
         found, again_found = (
@@ -357,7 +318,7 @@ def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
 
 def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, small_disk):
     def open_hybrid(method="rrf"):
-        return search.open_index(hybrid_folder, model_folder, hybrid=method)
+        return opening.open_index(hybrid_folder, model_folder, hybrid=method)
 
     with pytest.raises(UserError, match=r"^hybrid='rff': expected min_max or rrf$"):
         open_hybrid("rff")

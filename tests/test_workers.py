@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from cocondenser_jax import workers
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.workers import Engine, run_tasks
+from tests.waiting import wait_for
 from tests.worker_tasks import calls, make, note_gpu
 
 ROOT = Path(__file__).parents[1]
@@ -34,13 +34,6 @@ def made(folder):
 
 def all_of(n):
     return [f"{index} of {n}" for index in range(n)]
-
-
-def wait_for(condition, what, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def session(pid):

@@ -7,6 +7,7 @@ import pytest
 
 from cocondenser_jax.storage.runs import write_checksums
 from tests.tpu_scripts.cloud import PROGRAM, Cloud, save_stores, set_up
+from tests.waiting import wait_for
 
 FIRST = ["first", "--config=x"]
 ALWAYS = "1 99"
@@ -261,18 +262,20 @@ def test_a_failing_bucket_is_named(cloud, script, fault, says):
 
 
 def test_a_job_is_not_started_twice(cloud):
-    (home,) = set_up(cloud, "echo called >>calls; sleep 60")
+    (home,) = set_up(cloud, "echo called >>calls; sleep 600")
+    calls = home / "cocondenser_jax" / "calls"
     job = ["bash", str(home / "cocondenser_jax/tpu_scripts/on_vm/job.sh"), "start", "corpus-wiki"]
     work = [*job, "bash", "tpu_scripts/on_vm/corpus.sh", "wiki", "", "--source=a"]
     there = cloud.environment | {"HOME": str(home)}
     subprocess.run(work, env=there, check=True)
+    wait_for(lambda: calls.exists() and calls.read_text(), "the job does not begin")
     again = subprocess.run(work, env=there, stderr=subprocess.PIPE, text=True)
     assert (again.returncode, again.stderr) == (2, "corpus-wiki is already running\n")
     (cloud.home / "b").write_text("another source")
     printed = cloud.run("corpus", "wiki", "--source=b", status=2)
     assert printed.endswith("corpus.sh: corpus-wiki is already running: see status.sh\n")
     assert not (home / "cocondenser_jax" / "uploads").exists()
-    assert (home / "cocondenser_jax" / "calls").read_text() == "called\n"
+    assert calls.read_text() == "called\n"
     cloud.run("delete")
 
 

@@ -3,7 +3,8 @@
 Such a test gives a value that is not the default, asserts what changes, and names what it covers:
 `@pytest.mark.effect("pretrain optimizer.b1", "search --top_k")`. The marks are read from the source
 of the tests and compared with the declared settings and with the parser, so a setting or flag that
-is added without a test fails here, and so does the mark of one that is gone.
+is added without a test fails here, and so does the mark of one that is gone. A flag that may be
+repeated has a second name, such as "fuse --run...", for a test that gives several.
 """
 
 import ast
@@ -28,12 +29,14 @@ def marked():
 
 
 def flags():
-    """Yields "COMMAND --flag" of every flag of every command."""
+    """Yields "COMMAND --flag" of every flag of every command, and "COMMAND --flag..."."""
     for name, command in PROGRAM.commands.items():
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 (flag,) = parameter.opts
                 yield f"{name} {flag}"
+                if parameter.multiple:
+                    yield f"{name} {flag}..."
 
 
 def test_every_setting_has_a_test_of_its_effect():

@@ -48,7 +48,7 @@ def facts_of(page, run):
     return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", section[: section.index("</dl>")]))
 
 
-@pytest.mark.effect("report --workdir", "report --out")
+@pytest.mark.effect("report --workdir", "report --workdir...", "report --out")
 def test_curves_and_facts_of_several_runs(runs, tmp_path):
     out = tmp_path / "page.html"
     assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0

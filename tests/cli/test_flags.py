@@ -1,10 +1,15 @@
 """How flags are read: what is missing, what is in the wrong place, and how they are written."""
 
+import contextlib
 import json
+from pathlib import Path
 
+import click
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM
+from cocondenser_jax.collection import named as collections
 from cocondenser_jax.collection.trec import read_run
 from tests.world import write_records
 
@@ -28,6 +33,110 @@ def test_what_is_missing_or_in_the_wrong_place_is_one_line(words, says, capsys):
     assert main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def words_of(flag):
+    """Returns the words that give a flag a value of its kind: a number, a choice or its name."""
+    if flag.is_flag:
+        return [f"--{flag.name}"]
+    if isinstance(flag.type, click.Choice):
+        return [f"--{flag.name}={flag.type.choices[-1]}"]
+    for value in (flag.name, "2", "1/2"):
+        with contextlib.suppress(click.BadParameter):
+            flag.type.convert(value, flag, None)
+            return [f"--{flag.name}={value}"]
+    raise AssertionError(flag.name)
+
+
+def ways_to(flag, by_name):
+    """Returns, for each flag that one goes with, the words of this one and of what it needs."""
+    if not flag.goes_with:
+        return [words_of(flag)]
+    needed = [by_name[name] for name in flag.goes_with]
+    return [[*way, *words_of(flag)] for each in needed for way in ways_to(each, by_name)[:1]]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (command.name, flag.name)
+        for command in PROGRAM.commands.values()
+        for flag in command.params
+        if getattr(flag, "goes_with", ())
+    ],
+)
+def test_a_flag_goes_with_any_one_of_those_that_it_names(
+    command, name, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    called = []
+    monkeypatch.setattr(PROGRAM.commands[command], "callback", lambda **given: called.append(given))
+    by_name = {flag.name: flag for flag in PROGRAM.commands[command].params}
+    flag = by_name[name]
+    required = [
+        word
+        for each in by_name.values()
+        if each.required and each.name not in flag.goes_with
+        for word in words_of(each)
+    ]
+    assert main([command, *required, *words_of(flag)]) == 2
+    assert f"--{name} goes with --{flag.goes_with[0]}" in capsys.readouterr().err
+    ways = ways_to(flag, by_name)
+    assert len(ways) == len(flag.goes_with)
+    for way in ways:
+        assert main([command, *required, *way]) == 0
+    assert len(called) == len(ways)
+
+
+NAMED = [
+    (command.name, flag.name)
+    for command in PROGRAM.commands.values()
+    for flag in command.params
+    if flag.type in (CORPUS, DATA) or flag is OVERRIDES
+]
+
+
+def test_data_that_may_have_a_name_is_known_as_such():
+    """Where a command reads documents, passages or judgments, a collection's name will do."""
+    named = {"corpus", "data", "source", "overrides"}
+    told = {
+        (command.name, flag.name)
+        for command in PROGRAM.commands.values()
+        for flag in command.params
+        if flag.name in named
+    }
+    assert told == {*NAMED}
+
+
+@pytest.mark.parametrize(("command", "name"), NAMED)
+def test_a_command_gets_the_folder_of_a_named_collection(command, name, monkeypatch, tmp_path):
+    """Of each, where a flag may be repeated."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(collections, "find_data", lambda each: Path("cache", *str(each).split(":")))
+    called = []
+    monkeypatch.setattr(PROGRAM.commands[command], "callback", lambda **given: called.append(given))
+    by_name = {flag.name: flag for flag in PROGRAM.commands[command].params}
+    flag = by_name[name]
+    others = [each for each in by_name.values() if each.required and each is not flag]
+    words = [word for each in others for word in words_of(each)]
+    if isinstance(flag, click.Option):
+        words += [word for word in ways_to(flag, by_name)[0] if not word.startswith(f"--{name}=")]
+    if flag is OVERRIDES:
+        words += ["--config.data.folder=beir:x", "--config.data.split=a=b", "--config.seed=7"]
+        expected = (
+            "--config.data.folder=cache/beir/x",
+            "--config.data.split=a=b",
+            "--config.seed=7",
+        )
+    elif flag.multiple:
+        words += [f"--{name}=beir:x", f"--{name}=nano:y"]
+        expected = ("cache/beir/x", "cache/nano/y")
+    else:
+        words += [f"--{name}=beir:x"]
+        expected = Path("cache/beir/x") if flag.type is DATA else "cache/beir/x"
+    assert main([command, *words]) == 0
+    ((given,),) = [[each[name] for each in called]]
+    assert given == expected
 
 
 def test_help_needs_no_flag_and_takes_any_word(capsys):

@@ -27,6 +27,7 @@ def fuse(*flags):
 
 
 @pytest.mark.effect("fuse --run", "fuse --run_out", "fuse --method", "fuse --weights")
+@pytest.mark.effect("fuse --run...")
 def test_methods_and_weights_order_the_passages(runs):
     assert fuse(*runs) == ["c", "a", "b", "d"]  # 1/9 + 0.95, 1, 1, 0
     assert fuse(*runs, "--weights=1,0.01") == ["a", "c", "b", "d"]

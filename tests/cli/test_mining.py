@@ -66,6 +66,7 @@ def test_ranks_of_a_split(folders, tmp_path):
 
 
 @pytest.mark.effect("mine --run", "mine --out", "mine --denoise_run", "mine --json_out")
+@pytest.mark.effect("mine --run...")
 def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     data, out, metrics = folders["beir"], tmp_path / "pool.trec", tmp_path / "metrics.json"
     run = bm25(data)

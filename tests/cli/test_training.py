@@ -48,7 +48,7 @@ def test_spans_that_end_early_lose_no_text(tmp_path):
 
 
 @pytest.mark.effect("vocabulary --source", "vocabulary --size", "vocabulary --kind")
-@pytest.mark.effect("vocabulary --cased", "vocabulary --out")
+@pytest.mark.effect("vocabulary --cased", "vocabulary --out", "vocabulary --source...")
 def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     place = make_workplace(tmp_path)
     rows = {

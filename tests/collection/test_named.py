@@ -179,7 +179,7 @@ class Text(namedtuple("Text", "query_id text")):
         return self.text
 
 
-def fake_ir_datasets():
+def fake_ir_datasets(grade=1):
     """What ir_datasets has for one collection."""
     titled = namedtuple("Titled", "doc_id title text")
     judged = namedtuple("Judged", "query_id doc_id relevance iteration")
@@ -190,7 +190,7 @@ def fake_ir_datasets():
         docs_count=lambda: 2,
         docs_iter=lambda: iter([titled("d1", "T", "one two"), titled("d2", "", "three")]),
         queries_iter=lambda: iter([Text(record["_id"], record["text"]) for record in QUERIES]),
-        qrels_iter=lambda: iter([judged("q1", "d1", 1, "0")]),
+        qrels_iter=lambda: iter([judged("q1", "d1", grade, "0")]),
     )
     return SimpleNamespace(load={"mine": dataset}.__getitem__)
 
@@ -207,6 +207,13 @@ def test_a_collection_of_ir_datasets_becomes_a_folder(tmp_path, monkeypatch):
     require_collection(named.find_data("ir:mine"))
     with pytest.raises(UserError, match=r"^ir_datasets has no 'other': its names are at"):
         named.find_data("ir:other")
+
+
+def test_a_judgment_of_ir_datasets_keeps_its_grade(tmp_path, monkeypatch):
+    monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets(grade=3))
+    folder = named.find_data("ir:mine")
+    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 3}}
 
 
 def test_ir_datasets_itself_gives_the_same(tmp_path, monkeypatch):

@@ -116,6 +116,14 @@ def test_candidates_are_those_that_differ_in_the_fewest_bits(vectors_NxD, querie
         assert set(certain_C[scores_N[certain_C] > scores_N[rows_K[-1]]]) <= set(rows_K.tolist())
 
 
+def test_of_equal_scores_the_first_row_is_first(vectors_NxD, queries_QxD):
+    """In every shard, so that the passages that are found depend on no order of a heap."""
+    equal_NxB = np.repeat(quantize_embeddings(vectors_NxD[:1], "ubinary"), 300, axis=0)
+    scores_QxK, rows_QxK = nearest_by_bits(in_shards(equal_NxB), 60, queries_QxD[:3], 5)
+    assert rows_QxK.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert (scores_QxK == scores_QxK[:, :1]).all()
+
+
 def test_as_many_as_there_are(vectors_NxD, queries_QxD):
     shards = in_shards(quantize_embeddings(vectors_NxD, "ubinary"))
     _, rows_QxK = nearest_by_bits(shards, 4, queries_QxD[:1], 400)

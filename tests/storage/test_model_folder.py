@@ -15,6 +15,7 @@ from cocondenser_jax.storage.model_folder import (
     files_of_vectors,
     find_weights,
     linked_folder,
+    lowers_case,
     read_representation,
     read_trained_sizes,
     write_resolved,
@@ -41,6 +42,23 @@ def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
     assert not is_first_format()
     (folder / "pytorch_model.bin").unlink()
     assert find_weights(folder) == []
+
+
+def test_texts_are_lowered_where_sentence_transformers_lowers_them(model_folder, tmp_path):
+    """Without a modules.json, it does not read the settings that would say so."""
+    folder = tmp_path / "model"
+    SentenceTransformer(str(model_folder)).save_pretrained(str(folder), create_model_card=False)
+    settings = folder / "sentence_bert_config.json"
+    written = json.loads(settings.read_text())
+    found = []
+    for lowers in (False, True):
+        settings.write_text(json.dumps(written | {"do_lower_case": lowers}))
+        found.append(lowers_case(folder))
+        assert SentenceTransformer(str(folder))[0].do_lower_case == lowers
+    assert found == [False, True]
+    (folder / "modules.json").unlink()
+    assert not SentenceTransformer(str(folder))[0].do_lower_case
+    assert not lowers_case(folder)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ The texts stream through. Beside them, memory holds what tells duplicates: about
 document, or those of one task where the work is divided.
 """
 
+import hashlib
 import logging
 import shutil
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.records import Document, Piece
-from cocondenser_jax.corpus.sources import open_source, read_documents, read_pieces
+from cocondenser_jax.corpus.sources import hashed, open_source, read_documents, read_pieces
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.tasks import (
@@ -219,10 +220,12 @@ def build_task(
     """
     duplicates = duplicates_of_task(work, task)
     documents = read_task(settings.source, n_documents, task)
-    documents = require_unchanged(documents, settings.source, work, task[0])
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
-        _write_store(folder, documents, lambda n, _: n in duplicates, loaded, settings, task)
+        manifest = _write_store(
+            folder, documents, lambda n, _: n in duplicates, loaded, settings, task
+        )
+        require_unchanged(settings.source, manifest["documents_sha256"], work, task[0])
 
 
 def check_cutting(max_tokens: int, short_span_prob: float) -> None:
@@ -256,9 +259,10 @@ def _write_store(
     """
     dropped = Counter(empty=0, duplicate=0, too_short=0)
     n_single = 0
+    read = hashlib.sha256()
 
     def unique_documents() -> Iterator[Document]:
-        for number, document in enumerate(documents):
+        for number, document in enumerate(hashed(documents, read)):
             if not document.text.strip():
                 dropped["empty"] += 1
             elif is_duplicate(number, document.text):
@@ -278,6 +282,7 @@ def _write_store(
     manifest = {
         "format_version": FORMAT_VERSION,
         **settings._asdict(),
+        "documents_sha256": read.hexdigest(),
         "task": [*task],
         "tokenizer": {
             "kind": tokenizer.kind,

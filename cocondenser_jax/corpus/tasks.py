@@ -62,13 +62,9 @@ def _hash_file(work: Path, index: int) -> Path:
     return stage_file(work, "digests", index).with_suffix(".sha256")
 
 
-def require_unchanged(
-    documents: Iterator[Document], source: str, work: Path, index: int
-) -> Iterator[Document]:
-    """Streams the documents of a task; raises a UserError unless they are those of `hash_task`."""
-    read = hashlib.sha256()
-    yield from hashed(documents, read)
-    if read.hexdigest() != documents_of_task(work, index):
+def require_unchanged(source: str, sha256: str, work: Path, index: int) -> None:
+    """Raises a UserError unless the documents of a task are still those of `hash_task`."""
+    if sha256 != documents_of_task(work, index):
         raise UserError(f"{source} has changed while it was read: run the command again")
 
 

@@ -87,11 +87,11 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
     loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))
     evaluator = None
-    files = data.files
+    checksums = data.checksums
     if settings.dev.every:
         evaluator = DevEvaluator(settings.dev, data.passages, loss.score)
-        files = files | evaluator.files
-    trainer.start_or_resume(settings.trainer, len(data.pairs), files)
+        checksums = checksums | evaluator.checksums
+    trainer.start_or_resume(settings.trainer, len(data.pairs), checksums)
     folder = settings.trainer.workdir / "batches"
     batches_of = batches_by_epoch(settings.batches, data, model, folder)
     return _Trainer(settings.trainer, data, loss, evaluator, batches_of)

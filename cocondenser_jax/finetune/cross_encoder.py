@@ -46,7 +46,7 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
         settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
     )
     data = read_training(settings.data, settings.trainer.mapped)
-    trainer.start_or_resume(settings.trainer, len(data.pairs), data.files)
+    trainer.start_or_resume(settings.trainer, len(data.pairs), data.checksums)
     loss: torch.nn.Module
     if settings.loss == "softmax":
         loss = ListNetLoss(model, mini_batch_size=-1)  # -1: a step's pairs in one forward pass

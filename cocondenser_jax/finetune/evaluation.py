@@ -21,6 +21,7 @@ from cocondenser_jax.collection.own_passages import find_own_passages, with_own
 from cocondenser_jax.finetune.trainer import DIVERGED
 from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.models import uses_bfloat16
+from cocondenser_jax.storage.files import file_sha256
 
 
 class DevSettings(NamedTuple):
@@ -67,15 +68,16 @@ class DevEvaluator(BaseEvaluator):
         queries, qrels = read_split(settings.folder, settings.split)
         files = split_files(settings.folder, settings.split)
         require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
-        # Kind → the file that was read; whoever trains has read the corpus.
-        self.files = {f"eval_{name}": files[name] for name in files if name != "corpus"}
+        del files["corpus"]  # which whoever trains has read
+        if settings.run:
+            files["run"] = Path(settings.run)
+        # Kind → SHA-256 of the file that was read.
+        self.checksums = {f"eval_{name}": file_sha256(file) for name, file in files.items()}
         relevant = with_positives(qrels)
         own = find_own_passages(queries, passages, qrels, str(settings.folder))
         others: dict[str, list[str]] = {}
         if settings.run:
-            run = Path(settings.run)
-            self.files["eval_run"] = run
-            others = read_candidates(run, with_own(qrels, own), passages, len(passages))
+            others = read_candidates(files["run"], with_own(qrels, own), passages, len(passages))
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         else:
             names = list(passages)

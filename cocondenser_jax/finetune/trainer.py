@@ -24,7 +24,6 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.processes import is_main_process, on_one_gpu
 from cocondenser_jax.retrieval.models import load_retriever, model_sha256, uses_bfloat16
 from cocondenser_jax.storage.files import (
-    file_sha256,
     full_disk_errors,
     new_folder,
     read_object,
@@ -77,10 +76,10 @@ class TrainerSettings(NamedTuple):
         return self.workdir / "mapped"
 
 
-def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, Path]) -> None:
+def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:
     """Prepares the workdir, or checks that the run started there has these settings and data.
 
-    `files` is what the run reads beside the model, by kind; it may have moved since then.
+    `checksums` are of the files that the run reads beside the model, by kind: these may move.
     """
     record = settings.record
     if n_rows < settings.batch_size:
@@ -90,11 +89,10 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, files: Mapping[str, 
         )
     if not is_main_process():
         return
-    checksums = {name: file_sha256(file) for name, file in files.items()}
-    checksums["model"] = model_sha256(Path(record["model"]["folder"]))
+    model = model_sha256(Path(record["model"]["folder"]))
     start_or_compare(
         settings.workdir / "finetune.json",
-        record | {"sha256": checksums},
+        record | {"sha256": {**checksums, "model": model}},
         _FREE,
         also=[settings.mapped.name],
     )

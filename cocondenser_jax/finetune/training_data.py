@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 
 from cocondenser_jax.collection.folder import (
     candidates_by_query,
-    corpus_file,
     passage_text,
     read_corpus,
     read_split,
@@ -76,7 +75,7 @@ class TrainingData(NamedTuple):
     candidates: Mapping[str, Names]  # query id → ids of passages to draw negatives from
     n_negatives: int  # per pair
     seed: int  # for drawing negatives
-    files: dict[str, Path]  # kind → the file that was read
+    checksums: dict[str, str]  # kind → SHA-256 of the file that was read
 
 
 @dataclasses.dataclass
@@ -199,7 +198,12 @@ def read_training(
     """
     files = split_files(settings.folder, settings.split)
     queries, qrels = read_split(settings.folder, settings.split)
-    passages = _map_passages(settings.folder, title_separator, mapped)
+    if settings.negatives_per_query and settings.negatives_run:
+        files["negatives_run"] = Path(settings.negatives_run)
+    if teacher_run:
+        files["teacher_run"] = teacher_run
+    checksums = {name: file_sha256(file) for name, file in files.items()}
+    passages = _map_passages(files["corpus"], checksums["corpus"], title_separator, mapped)
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
     judgments = list(with_positives(qrels).items())
     numbers = sample(
@@ -213,12 +217,10 @@ def read_training(
     own = find_own_passages(queries, passages, relevant, str(settings.folder))
     not_negative = with_own(relevant, own)
     candidates: Mapping[str, Names] = {}
-    if settings.negatives_per_query and settings.negatives_run:
-        files["negatives_run"] = Path(settings.negatives_run)
-        candidates = _map_pool(settings, not_negative, passages, mapped)
+    if "negatives_run" in files:
+        candidates = _map_pool(settings, checksums["negatives_run"], not_negative, passages, mapped)
     teacher = None
     if teacher_run:
-        files["teacher_run"] = teacher_run
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
     return TrainingData(
@@ -229,21 +231,27 @@ def read_training(
         candidates=candidates,
         n_negatives=settings.negatives_per_query,
         seed=settings.seed,
-        files=files,
+        checksums=checksums,
     )
 
 
-def _map_passages(folder: Path, title_separator: str, mapped: Path) -> MappedPassages:
+def _map_passages(
+    corpus: Path, checksum: str, title_separator: str, mapped: Path
+) -> MappedPassages:
     def make(empty: Path) -> None:
         to_text = partial(passage_text, separator=title_separator)
-        write_passages(empty, read_corpus(folder), to_text)
+        write_passages(empty, read_corpus(corpus), to_text)
 
-    sha256 = _sha256([file_sha256(corpus_file(folder)), title_separator])
+    sha256 = _sha256([checksum, title_separator])
     return MappedPassages(made_once(mapped / f"passages-{sha256}", make))
 
 
 def _map_pool(
-    settings: DataSettings, not_negative: Qrels, passages: MappedPassages, mapped: Path
+    settings: DataSettings,
+    checksum: str,
+    not_negative: Qrels,
+    passages: MappedPassages,
+    mapped: Path,
 ) -> MappedPool:
     run = Path(settings.negatives_run)
 
@@ -255,7 +263,7 @@ def _map_pool(
             yield query, rows_K[rows_K >= 0]
         require_known(unknown, (), "passages", run)
 
-    made_of = [passages.folder.name, file_sha256(run), settings.negatives_depth, not_negative]
+    made_of = [passages.folder.name, checksum, settings.negatives_depth, not_negative]
     sha256 = _sha256(made_of)
     folder = made_once(mapped / f"pool-{sha256}", lambda empty: write_pool(empty, rows()))
     return MappedPool(folder, passages)

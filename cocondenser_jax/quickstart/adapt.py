@@ -26,10 +26,11 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
@@ -37,15 +38,16 @@ from tqdm import tqdm
 from cocondenser_jax.analysis.changes import Changes
 from cocondenser_jax.analysis.report import ResultRow, write_report
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.collection.trec import Run
 from cocondenser_jax.corpus.sources import documents_sha256
-from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.quickstart.agreement import (
     Choice,
+    Sample,
     choose_alpha,
     encode_texts,
     read_choice,
-    require_found,
-    sample_store,
+    sample_found,
     write_choice,
 )
 from cocondenser_jax.quickstart.backends import Name, open_model, require_same_reading
@@ -72,7 +74,7 @@ from cocondenser_jax.quickstart.proposals import (
 )
 from cocondenser_jax.quickstart.steps import make_once, seconds_of, write_store
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, judge
-from cocondenser_jax.representation import NOTHING_GIVEN, Given
+from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation
 from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.retrieval.models import (
     blend,
@@ -97,6 +99,8 @@ logger = logging.getLogger(__name__)
 
 TEST = "test"
 TO_JUDGE = "to_judge"
+_STARTED = "started.json"
+_STORE = "store"
 _PASSAGES_TIMED = 64
 
 
@@ -143,7 +147,7 @@ def adapt(
     language = options.language
     require_language(language)
     require_outside(Path(model), workdir)
-    require_own(workdir / "started.json")
+    require_own(workdir / _STARTED, also=[_STORE])
     start = find_folder(model)
     vectors = read_representation(start, options.given)
     require_loadable(network_folder(start))
@@ -161,46 +165,72 @@ def adapt(
         "command": "adapt",
         "model": model_sha256(start),
         "corpus": corpus,
-        "corpus_sha256": documents_sha256(corpus),
         "overrides": [*overrides],
         "given": options.given._asdict(),
         "backend": trainer.name,
         "language": language,
     }
     with lock_folder(workdir):
-        start_or_compare(workdir / "started.json", started, free=("corpus",))  # it may move
+        write = partial(_write_store, corpus, start, vectors, config.data.length)
+        store = _start_with_store(workdir, started, write)
         published = workdir / PUBLISHED / "model"
         make_once(workdir, published, write_resolved, start, vectors, pooled_size(original))
-        length = config.data.length
-        store = open_store(
-            make_once(workdir, workdir / "store", write_store, corpus, published, length)
-        )
         training = propose_training(store, published, overrides, trainer, reading)
-        if not (workdir / "model").exists():
-            # Before any training: these fail where BM25 finds nothing.
-            require_found(store, training.documents_H, language)
-            tested = None if trial is None else start_comparison(workdir / TEST, trial)
-            if tested is not None:
-                rank_by_bm25(workdir / TEST, tested)
-            _log_work(training, original, tested)
-        pretraining = workdir / "pretraining"
-        trained = make_once(workdir, workdir / "model", trainer.train, training.config, pretraining)
-        choice = read_choice(
-            make_once(
-                workdir, workdir / "agreement.json", _choose, original, trained, training, language
-            )
+        trained, agreed = workdir / "model", workdir / "agreement.json"
+        train = partial(
+            make_once, workdir, trained, trainer.train, training.config, workdir / "pretraining"
         )
+        if not agreed.exists():
+            # Before any training: these fail where BM25 finds nothing.
+            sample, lexical = sample_found(store, training.documents_H, language)
+            if not trained.exists():
+                tested = None if trial is None else start_comparison(workdir / TEST, trial)
+                if tested is not None:
+                    rank_by_bm25(workdir / TEST, tested)
+                _log_work(training, original, tested)
+            make_once(workdir, agreed, _choose, original, train(), sample, lexical)
+        choice = read_choice(agreed)
         models = [RankedModel(PUBLISHED, published, training.config.model.sizes[1:])]
         if choice.alpha:
             adapted = workdir / ADAPTED / "model"
-            make_once(workdir, adapted, _save_blend, original, trained, choice.alpha)
-            seconds = seconds_of(workdir, [workdir / "model", workdir / "agreement.json"])
+            make_once(workdir, adapted, _save_blend, original, train(), choice.alpha)
+            seconds = seconds_of(workdir, [trained, agreed])
             models.append(RankedModel(ADAPTED, adapted, models[0].sizes, seconds))
         title = f"{model}, adapted to {corpus}"
         if trial is None:
             return _leave_open(workdir, title, choice)
         compared = compare_models(workdir / TEST, trial, models, baselines=[PUBLISHED])
         return _conclude(workdir, title, compared)
+
+
+def _start_with_store(
+    workdir: Path, settings: Mapping[str, Any], write: Callable[[Path], None]
+) -> TokenStore:
+    """Starts the folder, or compares settings and corpus with its start; returns the store.
+
+    The first call reads the corpus once, for the store, which knows its checksum. Before there are
+    settings, a store is what a killed call left, whatever its settings were.
+    """
+    first, folder = workdir / _STARTED, workdir / _STORE
+    if first.exists():
+        sha256 = documents_sha256(settings["corpus"])
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        write(folder)
+        (manifest,) = open_store(folder).manifests
+        sha256 = manifest["documents_sha256"]
+    # The corpus may move.
+    start_or_compare(first, {**settings, "corpus_sha256": sha256}, free=["corpus"], also=[_STORE])
+    if not folder.exists():
+        write(folder)
+    return open_store(folder)
+
+
+def _write_store(
+    corpus: str, start: Path, vectors: Representation, max_tokens: int, out: Path
+) -> None:
+    with linked_folder(start, vectors) as resolved:
+        write_store(corpus, resolved, max_tokens, out)
 
 
 def _trial_of(data: Path, options: Options) -> Trial:
@@ -249,14 +279,13 @@ def _save(model: SentenceTransformer, out: Path) -> None:
 
 
 def _choose(
-    original: SentenceTransformer, trained: Path, training: Training, language: str, out: Path
+    original: SentenceTransformer, trained: Path, sample: Sample, lexical: Run, out: Path
 ) -> None:
     """Writes how much of the change to the model in the folder `trained` is kept.
 
     Also writes the queries on which it differs most from the model as published, to be judged.
     """
-    sample = sample_store(training.store, training.documents_H)
-    decision = choose_alpha(original, load_retriever(trained), sample, language)
+    decision = choose_alpha(original, load_retriever(trained), sample, lexical)
     to_judge = out.with_name(TO_JUDGE)
     if decision.choice.alpha and not to_judge.exists():
         rankings = [decision.published, decision.adapted, decision.lexical]

@@ -93,10 +93,16 @@ def choose_alpha(
     original: SentenceTransformer,
     changed: SentenceTransformer,
     sample: Sample,
-    language: str = LANGUAGE,
+    lexical: Run,
 ) -> Decision:
-    """Chooses the largest of ALPHAS with which a model agrees no less than as published, or 0."""
-    sample, lexical = leave_out_unfound(sample, lexical_run(sample, language))
+    """Chooses the largest of ALPHAS with which a model agrees no less than as published, or 0.
+
+    Args:
+      original: the model as published.
+      changed: what its training ended with.
+      sample: what both search; BM25 finds something for each query.
+      lexical: what BM25 finds, see `sample_found`.
+    """
     published = dense_run(original, sample)
     expected = fused_ranking(lexical, published)
     before = agreement(published, expected)
@@ -126,10 +132,16 @@ def sample_store(store: TokenStore, documents_H: np.ndarray, seed: int = 0) -> S
     return Sample(_texts(store, np.concatenate([own_H, others_N])), queries)
 
 
-def require_found(store: TokenStore, documents_H: np.ndarray, language: str) -> None:
-    """Raises a UserError if BM25 finds nothing for the queries of held-out documents."""
+def sample_found(
+    store: TokenStore, documents_H: np.ndarray, language: str = LANGUAGE
+) -> tuple[Sample, Run]:
+    """Samples a store; returns the queries for which BM25 finds something, and what it finds.
+
+    Raises:
+      UserError: if there are fewer than two.
+    """
     sample = sample_store(store, documents_H)
-    leave_out_unfound(sample, lexical_run(sample, language))
+    return leave_out_unfound(sample, lexical_run(sample, language))
 
 
 def leave_out_unfound(sample: Sample, lexical: Run) -> tuple[Sample, Run]:

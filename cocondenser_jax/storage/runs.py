@@ -45,8 +45,10 @@ def require_own(path: Path, also: Collection[str] = ()) -> None:
     """
     if path.exists():
         return
-    # The lock, and what a killed process left of the first file.
-    ours = {LOCK, f"{path.name}.partial", f"{path.name}.partial.lock", *also}
+    # The lock, and what a killed process left.
+    ours = {LOCK}
+    for name in (path.name, *also):
+        ours |= {name, f"{name}.partial", f"{name}.partial.lock"}
     folder = path.parent
     if not folder.is_dir() or any(each.name not in ours for each in folder.iterdir()):
         require_absent(folder)

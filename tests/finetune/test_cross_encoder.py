@@ -95,7 +95,7 @@ def test_one_step_is_adamw_on_the_loss_of_all_groups(
         candidates=read_candidates(run_file, qrels, passages, 200),
         n_negatives=2,
         seed=42,
-        files={},
+        checksums={},
     )
     names = ("query", "positive", "negative_1", "negative_2")
     plain = SimpleNamespace(valid_label_columns=[])

@@ -32,7 +32,7 @@ def data(beir):
         candidates={},
         n_negatives=0,
         seed=3,
-        files={},
+        checksums={},
     )
 
 

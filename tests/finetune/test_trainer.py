@@ -159,8 +159,8 @@ def test_every_setting_but_these_is_the_same_when_a_run_resumes(task, inputs, tm
 @pytest.mark.parametrize("first_has_them", [False, True])
 def test_a_run_resumes_with_the_same_kinds_of_files_only(inputs, tmp_path, first_has_them):
     config = make_config(inputs)
-    every = {"corpus": inputs / "data" / "corpus.jsonl", "negatives_run": inputs / "negatives.trec"}
-    fewer = {"corpus": every["corpus"]}
+    fewer = {"corpus": "1f"}
+    every = {**fewer, "negatives_run": "2e"}
     first, second = (every, fewer) if first_has_them else (fewer, every)
     settings = resolve(config, tmp_path / "run").trainer
     trainer.start_or_resume(settings, 9, first)

@@ -51,7 +51,7 @@ def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=Non
         candidates=dict(candidates),
         n_negatives=n_negatives,
         seed=seed,
-        files={},
+        checksums={},
     )
 
 

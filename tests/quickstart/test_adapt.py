@@ -27,7 +27,8 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement, comparison
-from cocondenser_jax.quickstart.adapt import adapt
+from cocondenser_jax.quickstart.adapt import Options, adapt
+from cocondenser_jax.quickstart.agreement import Sample
 from cocondenser_jax.quickstart.judging import most_different
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
@@ -377,13 +378,14 @@ def test_queries_are_of_documents_that_training_leaves_out(
         sentences = [" ".join(rng.choice(words, 9)) for _ in range(2 + 10 * (number % 2))]
         texts.append({"id": str(number), "text": ". ".join(map(str.capitalize, sentences))})
     corpus = write_records(tmp_path / "texts.jsonl", texts)
-    trained = {}
+    seen = []
+    found = Sample({}, {}), {}
+    monkeypatch.setattr(adapting, "sample_found", lambda *given: seen.append(given) or found)
 
     def pretrain(config, run, model):
-        trained["experiment"] = resolve(config, open_store(run.parent / "store"))
-
-    def sample(store, documents):
-        spec = trained["experiment"].batches
+        ((store, documents, language),) = seen
+        assert language == "german"
+        spec = resolve(config, store).batches
         drawn = [batch_document_ids(store, spec, s) for s in range(steps_per_epoch(store, spec))]
         assert len(documents) >= 2
         assert len(np.concatenate(drawn)) >= 16
@@ -391,8 +393,8 @@ def test_queries_are_of_documents_that_training_leaves_out(
         raise UserError("all seen")
 
     train_by(pretrain)
-    monkeypatch.setattr(adapting, "sample_store", sample)
     settings = ["--config.data.length=64", "--config.data.batch_size=8"]
     settings += [f"--config.data.pairs={pairs}"]
+    german = Options(language="german")
     with pytest.raises(UserError, match="all seen"):
-        adapt(tmp_path / "new", str(corpus), str(model_folder), None, settings)
+        adapt(tmp_path / "new", str(corpus), str(model_folder), None, settings, german)

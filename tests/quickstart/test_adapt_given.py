@@ -10,9 +10,12 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import read_shape
+from cocondenser_jax.corpus.sources import documents_sha256
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import adapt as module
 from cocondenser_jax.representation import SPELLINGS, Given
+from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import read_representation
 from tests.world import WORDS, write_qrels, write_records
 
@@ -28,12 +31,12 @@ FLAGS = [
 
 @pytest.fixture
 def publish(tmp_path, monkeypatch, capsys):
-    """Runs `adapt` up to its store; returns its workdir."""
+    """Runs `adapt` up to its proposals; returns its workdir."""
 
-    def stop(source, tokenizer, length, out):
+    def stop(*_):
         raise UserError("no further")
 
-    monkeypatch.setattr(module, "write_store", stop)
+    monkeypatch.setattr(module, "propose_training", stop)
     corpus = tmp_path / "corpus.jsonl"
     write_records(corpus, [{"text": " ".join(WORDS)}])
 
@@ -49,8 +52,9 @@ def publish(tmp_path, monkeypatch, capsys):
 
 def test_a_corpus_that_has_changed_since_is_refused(model_folder, tmp_path, publish, capsys):
     workdir = publish(model_folder)
-    assert publish(model_folder) == workdir
     corpus = tmp_path / "corpus.jsonl"
+    assert read_object(workdir / "started.json")["corpus_sha256"] == documents_sha256(str(corpus))
+    assert publish(model_folder) == workdir
     started = (workdir / "started.json").read_text()
     words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}", f"--workdir={workdir}"]
     words += ["--config.data.length=16", "--config.init_head=true"]
@@ -65,6 +69,38 @@ def test_a_corpus_that_has_changed_since_is_refused(model_folder, tmp_path, publ
     write_records(tmp_path / "moved.jsonl", [{"text": text}])
     assert main(words) == 2
     assert capsys.readouterr().err.endswith("no further\n")
+
+
+def test_a_start_reads_the_corpus_once_and_what_a_killed_one_left_is_made_again(
+    model_folder, tmp_path, publish, monkeypatch, capsys
+):
+    """Between the store and the settings that it was made with, a kill leaves the store alone."""
+    monkeypatch.setattr(module, "documents_sha256", pytest.fail)
+    workdir = publish(model_folder)
+    for name in ("started.json", "seconds.json"):
+        (workdir / name).unlink()
+    shutil.rmtree(workdir / "published")
+    (workdir / "store.partial").mkdir()
+    corpus = tmp_path / "corpus.jsonl"
+    write_records(corpus, [{"text": " ".join(WORDS), "_id": "other"}])
+    assert publish(model_folder) == workdir
+    assert open_store(workdir / "store").document_id(0) == "other"
+    (workdir / "started.json").unlink()  # with the published model, this is no folder of a start
+    words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}", f"--workdir={workdir}"]
+    words += ["--config.data.length=16", "--config.init_head=true"]
+    assert main(words) == 2
+    assert f"{workdir} already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ['{"text": 1', '{"text": ""}'])
+def test_a_corpus_that_cannot_be_read_leaves_no_folder(model_folder, tmp_path, capsys, broken):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text(json.dumps({"text": "abc"}) + "\n" + broken + "\n")
+    words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}"]
+    words += [f"--workdir={tmp_path / 'run'}", "--config.data.length=16", "--config.init_head=true"]
+    assert main(words) == 2
+    assert f"{corpus}" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
 
 
 def assert_same_vectors(folder, library):
@@ -211,7 +247,7 @@ def test_judgments_must_name_passages_of_the_collection(
         module.adapt(
             tmp_path / "run", str(data / "corpus.jsonl"), str(model_folder), data, settings
         )
-    assert (tmp_path / "run").exists() == (refused == "no further")
+    assert not (tmp_path / "run").exists()
     lines = [r.getMessage() for r in caplog.records if "its judgments" in r.getMessage()]
     assert len(lines) == bool(warned)
     assert all(warned in line for line in lines)

@@ -99,9 +99,9 @@ def test_a_model_is_adapted_to_its_verdict(finished, adapt_to, models, family, c
     verdict = capsys.readouterr().out.splitlines()[0]
     assert verdict.startswith("VERDICT: ")
     store = open_store(workdir / "store")
-    sample = agreement.sample_store(store, held_out_documents(store, 300, of_one_span=True))
+    found = agreement.sample_found(store, held_out_documents(store, 300, of_one_span=True))
     trained = load_retriever(workdir / "model")
-    choice = agreement.choose_alpha(load_retriever(models[family]), trained, sample).choice
+    choice = agreement.choose_alpha(load_retriever(models[family]), trained, *found).choice
     assert json.loads((workdir / "agreement.json").read_text())["alpha"] == choice.alpha
     assert verdict.startswith(f"VERDICT: {'unknown' if choice.alpha else 'no difference'} | ")
     kept = verdict.rpartition("retriever/ is ")[2]

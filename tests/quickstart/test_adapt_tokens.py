@@ -99,7 +99,7 @@ def test_a_model_that_reads_other_tokens_than_its_file_says_is_refused(
     words = ["adapt", "--corpus=texts.jsonl", "--workdir=new", "--model=model"]
     words += ["--config.data.length=64"]
     with monkeypatch.context() as patch:
-        patch.setattr(adapting, "documents_sha256", stop)
+        patch.setattr(adapting, "write_store", stop)
         with pytest.raises(KeyError, match="tokens agree"):
             main(words)
     settings = Path("model/sentence_bert_config.json")

@@ -19,7 +19,7 @@ from cocondenser_jax.quickstart.agreement import (
     leave_out_unfound,
     lexical_run,
     read_choice,
-    require_found,
+    sample_found,
     sample_store,
 )
 from cocondenser_jax.retrieval import models
@@ -145,21 +145,20 @@ def test_queries_for_which_bm25_finds_nothing_are_left_out(caplog, monkeypatch, 
     assert found == {"d1": {"d1": 1.0}, "d3": {"d1": 2.0}}
     assert "BM25 finds nothing for 1 of 3 queries" in caplog.text
     seen = []
-    monkeypatch.setattr(module, "lexical_run", lambda *_: lexical)
     monkeypatch.setattr(module, "blend", lambda *_: None)
     monkeypatch.setattr(
         module,
         "dense_run",
         lambda _, asked: seen.append(asked.queries) or {q: {"d1": 1.0} for q in asked.queries},
     )
-    choose_alpha(None, None, sample)
+    decision = choose_alpha(None, None, kept, found)
     assert seen
     assert all(queries == kept.queries for queries in seen)
+    assert (decision.sample, decision.lexical) == (kept, found)
 
+    monkeypatch.setattr(module, "sample_store", lambda *_: sample)
+    monkeypatch.setattr(module, "lexical_run", lambda _, language: {"none": lexical}[language])
+    assert sample_found(store[0], np.arange(3), "none") == (kept, found)
     monkeypatch.setattr(module, "lexical_run", lambda *_: lexical | {"d3": {}})
-    for call in (
-        lambda: require_found(store[0], np.arange(3), "none"),
-        lambda: choose_alpha(None, None, sample),
-    ):
-        with pytest.raises(UserError, match="BM25 finds something for 1 of 3 queries"):
-            call()
+    with pytest.raises(UserError, match="BM25 finds something for 1 of 3 queries"):
+        sample_found(store[0], np.arange(3), "none")

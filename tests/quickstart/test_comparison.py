@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +11,15 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import adapt as adapting
+from cocondenser_jax.quickstart import comparison
 from cocondenser_jax.quickstart.comparison import (
     Compared,
     Entry,
+    RankedModel,
     Trial,
     check_trial,
     compare_entries,
+    compare_models,
     rank_by_bm25,
     ranking_name,
     search_flags,
@@ -70,6 +72,24 @@ def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     (test,) = tests.values()
     assert test["MRR@10"]["randomization_p"] == 2 / 2**N
     assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
+
+
+def test_vectors_that_are_cut_are_no_baseline(folder, monkeypatch):
+    """They are compared with the best of what was there before, and may be ahead of it."""
+    first, second = (folder / f"{name}.trec" for name in ("first", "second"))
+    whole = Entry("m", False, [second])
+    cut = Entry("m", False, [first], part="8 of 32")
+    monkeypatch.setattr(comparison, "start_comparison", lambda _, trial: trial)
+    monkeypatch.setattr(comparison, "rank_by_bm25", lambda *_: second)
+    monkeypatch.setattr(comparison, "_rank_by_model", lambda *_: [whole, cut])
+    trial = Trial(folder / "data", metrics=("MRR@10",))
+    for baselines in ([], ["m"]):
+        rows = compare_models(
+            folder, trial, [RankedModel("m", folder, [8])], baselines=baselines
+        ).rows
+        assert [row.metrics["MRR@10"] for row in rows] == [0.5, 0.5, 1.0]
+        (best,) = [row.name for row in rows if not row.tests]
+        assert best != cut.name
 
 
 @pytest.mark.effect("adapt --language")
@@ -151,15 +171,3 @@ def test_what_a_comparison_would_fail_at_is_one_line_before_any_work(folder, cha
     check_trial(trial)
     with pytest.raises(UserError, match=said):
         check_trial(trial._replace(**changes))
-
-
-def test_how_much_is_kept_is_chosen_in_the_language(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(adapting, "sample_store", lambda *_: "sample")
-    monkeypatch.setattr(adapting, "load_retriever", lambda folder: folder.name)
-    nothing = SimpleNamespace(choice=SimpleNamespace(alpha=0.0))
-    monkeypatch.setattr(adapting, "choose_alpha", lambda *given: seen.append(given) or nothing)
-    monkeypatch.setattr(adapting, "write_choice", lambda *_: None)
-    training = SimpleNamespace(store=None, documents_H=None)
-    adapting._choose("original", tmp_path / "trained", training, "german", tmp_path / "out")
-    assert seen == [("original", "trained", "sample", "german")]

@@ -21,6 +21,7 @@ from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement
 from cocondenser_jax.quickstart.agreement import Choice, Decision, Sample
 from cocondenser_jax.representation import Given
+from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.models import load_retriever, towers
 from tests.world import write_beir
 
@@ -155,7 +156,15 @@ def test_without_judgments_the_better_model_is_not_kept_until_it_is_judged(world
 def test_judgments_that_come_later_decide_without_another_training(
     world, adapt_to, monkeypatch, capsys
 ):
+    indexed = []
+
+    def index(*given):
+        indexed.append(given)
+        return bm25_run(*given)
+
+    monkeypatch.setattr(agreement, "bm25_run", index)
     first = adapt_to(world.blind, world.seeing)
+    assert len(indexed) == 1
     assert_same_weights(first.workdir / "retriever", world.blind)
     monkeypatch.setattr(adapting, "choose_alpha", pytest.fail)
     later = adapt_to(world.blind, world.seeing, f"--data={world.data}")
@@ -203,12 +212,13 @@ def test_the_largest_alpha_that_agrees_is_kept(monkeypatch):
         scores = dict(zip(order, range(len(order), 0, -1), strict=True))
         return dict.fromkeys(queries, scores)
 
-    monkeypatch.setattr(agreement, "lexical_run", lambda *_: run(passages))
     monkeypatch.setattr(agreement, "blend", lambda original, changed, alpha: alpha)
     monkeypatch.setattr(
         agreement, "dense_run", lambda model, _: run(passages if model <= 0.5 else passages[::-1])
     )
-    decision = agreement.choose_alpha(0.0, 1.0, Sample({}, dict.fromkeys(queries, "")))
+    decision = agreement.choose_alpha(
+        0.0, 1.0, Sample({}, dict.fromkeys(queries, "")), run(passages)
+    )
     choice = decision.choice
     assert choice.alpha == 0.5
     differences = {alpha: test["difference"] for alpha, test in choice.tests.items()}

@@ -59,6 +59,21 @@ def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
     require_same_tokens(folder, tokenizer, reader_of_folder(folder), [prompt])
 
 
+def test_a_search_that_cuts_long_texts_is_found(write):
+    """As a limit does that only one of its files has."""
+    folder = write("WordPiece")
+    tokenizer, read = load_tokenizer(str(folder)), reader_of_folder(folder)
+    longest = 512
+
+    def cut(text):
+        ids = read(text)
+        return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
+
+    require_same_tokens(folder, tokenizer, cut, longest=longest)
+    with pytest.raises(UserError, match="training would see other tokens than the search"):
+        require_same_tokens(folder, tokenizer, cut)
+
+
 def test_tokens_behind_every_prompt_are_compared(write):
     folder = write("WordPiece")
     tokenizer, read = load_tokenizer(str(folder)), reader_of_folder(folder)

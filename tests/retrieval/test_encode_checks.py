@@ -67,6 +67,26 @@ def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(
         encode.encode_corpus(Encoding(model_folder), data, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["b.txt", "c.txt"])  # a changed file, or one more
+def test_a_folder_whose_files_change_while_it_is_encoded_is_an_error(
+    model_folder, tmp_path, monkeypatch, name
+):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for each in ("a.txt", "b.txt"):
+        (folder / each).write_text("abc def\nfgh\n")
+    encode_block = encode._encode
+
+    def change(*arguments):
+        (folder / name).write_text("abc def\nhgf\n")
+        return encode_block(*arguments)
+
+    encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "before")
+    monkeypatch.setattr(encode, "_encode", change)
+    with pytest.raises(UserError, match="texts has changed while it was encoded"):
+        encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "out")
+
+
 def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, beir, tmp_path):
     """Their manifest would count as the model's, and the search would take it for another one."""
     model = Path(shutil.copytree(model_folder, tmp_path / "model"))

@@ -42,10 +42,10 @@ def write_to_judge(
     for query in chosen:
         for passage in _pool(query, rankings):
             texts = [_cell(queries[query]), _cell(passages[passage])]
-            rows.append("\t".join(["", *texts, query, passage]))
+            rows.append("\t".join(["", *texts, _name(query), passage]))
     with new_folder(out) as folder:
         every = (Passage(name, "", text) for name, text in passages.items())
-        write_beir(folder, every, {query: queries[query] for query in chosen}, {})
+        write_beir(folder, every, {_name(query): queries[query] for query in chosen}, {})
         write_text(folder / FORM, "\n".join([*rows, ""]))
 
 
@@ -57,6 +57,11 @@ def most_different(run: Run, other: Run) -> list[str]:
         return len({*first}.intersection(second))
 
     return sorted(run, key=shared)[:N_QUERIES]
+
+
+def _name(query: str) -> str:
+    """Returns the id of a query in the folder: that of a passage would say that it is this one."""
+    return f"query-{query}"
 
 
 def _cell(text: str) -> str:

@@ -182,7 +182,8 @@ def test_without_judgments_the_queries_to_judge_are_those_that_differ_most(finis
     before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
     models = before, blend(before, after, alpha)
     expected = most_different(*(agreement.dense_run(model, sample) for model in models))
-    assert [q["_id"] for q in lines(workdir / "to_judge" / "queries.jsonl")] == expected
+    names = [q["_id"] for q in lines(workdir / "to_judge" / "queries.jsonl")]
+    assert names == [f"query-{query}" for query in expected]
 
 
 def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):

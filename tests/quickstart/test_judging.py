@@ -2,6 +2,7 @@
 
 import pytest
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.judging import FORM, most_different, write_to_judge
@@ -33,10 +34,11 @@ def test_the_queries_that_differ_most_come_first():
 
 
 def test_the_first_passages_of_all_rankings_are_to_be_judged(tmp_path):
-    queries = {f"q{i}": f"query {i}" for i in range(4)} | {"q3": "=1+1"}
+    asked = {f"q{i}": f"query {i}" for i in range(4)} | {"q3": "=1+1"}
+    queries = {f"query-{name}": text for name, text in asked.items()}
     first, second = rankings_of(4)
-    third = {query: ranking(["p59"]) for query in queries}
-    write_to_judge(tmp_path / "form", PASSAGES, queries, [first, second, third])
+    third = {query: ranking(["p59"]) for query in asked}
+    write_to_judge(tmp_path / "form", PASSAGES, asked, [first, second, third])
     header, *lines = (tmp_path / "form" / FORM).read_text().splitlines()
     rows = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
     pools = {}
@@ -76,3 +78,15 @@ def test_the_form_is_read_back_without_the_lines_that_are_empty(tmp_path, caplog
     form.write_text("\n".join([header, "good" + lines[0]]))
     with pytest.raises(UserError, match=r"test.tsv:2: the score must be an integer, not 'good'"):
         read_split(tmp_path / "form", "test")
+
+
+def test_queries_numbered_as_passages_are_not_taken_for_passages(tmp_path, caplog):
+    """Those of `adapt` have the numbers of the passages that they begin."""
+    queries = {name: "passage" for name in list(PASSAGES)[:3]}
+    rankings = [{query: ranking(list(PASSAGES)[::step]) for query in queries} for step in (1, 2)]
+    write_to_judge(tmp_path / "form", PASSAGES, queries, rankings)
+    form = tmp_path / "form" / FORM
+    form.write_text(form.read_text().replace("\n\t", "\n1\t"))
+    command = ["bm25", f"--data={tmp_path / 'form'}", "--split=test"]
+    assert main([*command, f"--run_out={tmp_path / 'bm25.trec'}"]) == 0
+    assert "with their own id" not in caplog.text

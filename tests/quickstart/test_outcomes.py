@@ -145,7 +145,8 @@ def test_without_judgments_the_better_model_is_not_kept_until_it_is_judged(world
     header, *rows = (line.split("\t") for line in form.read_text().splitlines())
     places = {name: i for i, name in enumerate(header)}
     for row in rows:
-        row[places["score"]] = str(int(row[places["query-id"]] == row[places["corpus-id"]]))
+        is_source = row[places["query-id"]] == f"query-{row[places['corpus-id']]}"
+        row[places["score"]] = str(int(is_source))
     form.write_text("\n".join("\t".join(row) for row in [header, *rows]))
     judged = adapt_to(world.blind, world.seeing, f"--data={folder}")
     assert judged.verdict.startswith("VERDICT: no difference | nDCG@10 | ")

@@ -1,6 +1,8 @@
 """The exception for what a user can cause and fix, and how messages are worded."""
 
 import difflib
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +55,12 @@ class UnsupportedError(UserError):
         """Names the file or folder, what it holds that is not computed, and what to do instead."""
         super().__init__(f"{place} {reason} ({hint})" if hint else f"{place} {reason}")
         self.reason = reason
+
+
+@functools.cache
+def warn_once(logger: logging.Logger, line: str) -> None:
+    """Logs a warning that would come again each time a file is read."""
+    logger.warning("%s", line)
 
 
 def escape_control(text: str) -> str:

@@ -34,7 +34,7 @@ def quickstart(workdir):
 
     prepare_libtpu()
     _print_outcome(workdir, *quickstart(workdir))
-    _print_retriever(workdir, [f"--index={workdir / 'index'}"])
+    _print_retriever(workdir, [f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
 
 
 @command(
@@ -122,8 +122,7 @@ def compare(data, model, workdir, split, metric, language, test_passages, ignore
     )
     rows, summary, search = compare(workdir, trial, model)
     _print_outcome(workdir, rows, summary)
-    if search:
-        _print_search(search)
+    _print_search(search)
 
 
 def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str) -> None:
@@ -138,14 +137,14 @@ def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str) -> None:
     print_text(f"report: {workdir / 'report.html'}")
 
 
-def _print_retriever(workdir: Path, places: Sequence[str]) -> None:
+def _print_retriever(workdir: Path, search: Sequence[str]) -> None:
     print_text(f"retriever: {workdir / 'retriever'}")
-    if places:
-        _print_search([*places, f"--model={workdir / 'retriever'}"])
+    _print_search(search)
 
 
 def _print_search(flags: Sequence[str]) -> None:
-    print_text(f"search for yourself: cocondenser search {shlex.join(flags)} --query=...")
+    if flags:
+        print_text(f"search for yourself: cocondenser search {shlex.join(flags)} --query=...")
 
 
 @command(

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, warn_once
 from cocondenser_jax.storage.files import new_file, numbered_lines
 from cocondenser_jax.storage.tables import find_columns
 
@@ -64,7 +64,7 @@ def read_qrels(path: Path) -> Qrels:
         empty = f": {n_empty} lines have no score yet" if n_empty else ""
         raise UserError(f"{path} holds no judgments{empty}")
     if n_empty:
-        logger.warning("%s: %d lines have no score: they are left out", path, n_empty)
+        warn_once(logger, f"{path}: {n_empty} lines have no score: they are left out")
     return qrels
 
 
@@ -74,6 +74,8 @@ def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
     is_form = False
     for i, (number, line) in enumerate(_lines_of_ids(path)):
         where = f"{path}:{number}"
+        if i == 0:
+            _require_tabs(where, line)
         cells = line.split("\t")
         if i == 0 and len(cells) > max(_JUDGMENT_PLACES):
             is_form = _judgment_header(where, cells) is not None
@@ -90,6 +92,13 @@ def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
             raise UserError(f"{where}: found {len(fields)} fields, fewer than in the header")
         query, passage, grade = (fields[place] for place in places)
         yield where, query, passage, None if is_form and not grade.strip() else grade
+
+
+def _require_tabs(where: str, header: str) -> None:
+    """Raises a UserError for a header that a spreadsheet has written with another separator."""
+    for separator in ",;":
+        if _judgment_header(where, header.replace('"', "").split(separator)):
+            raise UserError(f"{where}: columns separated by {separator!r}, expected tabs")
 
 
 def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | None:

@@ -318,7 +318,8 @@ def _conclude(workdir: Path, title: str, compared: Compared) -> Adaptation:
     if verdict.test is not None:
         changes = changes_between(compared, verdict.before, verdict.best)
     adaptation = _finish(workdir, title, line, kept, compared.rows, changes)
-    search = search_flags(workdir / TEST, compared, verdict.winner, kept)
+    retriever = RankedModel(kept, workdir / "retriever")
+    search = search_flags(workdir / TEST, compared, verdict.winner, retriever)
     return adaptation._replace(search=search)
 
 

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     rows: list[ResultRow]
     summary: str  # a line that starts with "BEST: "
-    search: list[str]  # the flags of `search` for the best row; none where it has no vectors
+    search: list[str]  # the flags of `search` for the best row; none where passages are a sample
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
@@ -56,11 +56,8 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
         changes = changes_between(compared, rival.name, best.name)
         title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
         write_report(workdir / "report.html", title, summary, {}, compared.rows, changes)
-    if not best.model:
-        return Outcome(compared.rows, summary, [])
-    (folder,) = [model.folder for model in ranked if model.name == best.model]
-    flags = search_flags(workdir, compared, best.name, best.model)
-    return Outcome(compared.rows, summary, [*flags, f"--model={folder}"] if flags else [])
+    model = next((model for model in ranked if model.name == best.model), None)
+    return Outcome(compared.rows, summary, search_flags(workdir, compared, best.name, model))
 
 
 def name_models(models: Sequence[str]) -> dict[str, str]:

@@ -124,6 +124,11 @@ def _require_relevant(trial: Trial, qrels: Qrels) -> None:
     """Raises a UserError if a collection has no passage that is judged relevant; counts those."""
     relevant = {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
     n_found = len(relevant.intersection(passage.id for passage in read_corpus(trial.data)))
+    if not relevant:
+        raise UserError(
+            f"{trial.data} has no judgment of {trial.split} with a score above 0: all metrics would"
+            " be 0"
+        )
     if not n_found:
         raise UserError(
             f"{trial.data} has none of the {len(relevant)} passages that its judgments of"
@@ -196,26 +201,30 @@ def changes_between(compared: Compared, before: str, after: str) -> Changes:
     return find_changes(compared.rankings[before], compared.rankings[after], judged)
 
 
-def search_flags(workdir: Path, compared: Compared, winner: str, model: str) -> list[str]:
+def search_flags(
+    workdir: Path, compared: Compared, winner: str, model: RankedModel | None
+) -> list[str]:
     """Returns what makes `search` rank as a row of a comparison does.
 
     Args:
       workdir: of the comparison.
       compared: its outcome.
-      winner: the row's name; that of BM25 leads to the vectors alone.
-      model: by whose vectors to search.
+      winner: the row's name.
+      model: by whose vectors to search, unless the row is that of BM25.
 
     Returns:
       Flags; none where the vectors are of a sample of the passages.
     """
-    if compared.trial.n_passages is not None:
+    trial = compared.trial
+    if trial.n_passages is not None:
         return []
-    flags = [f"--embeddings={workdir / 'models' / model / 'embeddings'}"]
+    language = [] if trial.language == LANGUAGE else [f"--language={trial.language}"]
+    if model is None or winner == BM25:
+        return [f"--corpus={trial.data}", *language]
+    flags = [f"--embeddings={workdir / 'models' / model.name / 'embeddings'}"]
     if any(row.name == winner and row.is_fused for row in compared.rows):
-        flags.append(f"--hybrid={FUSION}")
-        if compared.trial.language != LANGUAGE:
-            flags.append(f"--language={compared.trial.language}")
-    return flags
+        flags += [f"--hybrid={FUSION}", *language]
+    return [*flags, f"--model={model.folder}"]
 
 
 def passages_note(compared: Compared) -> list[str]:

@@ -1,7 +1,6 @@
 """The files of a model folder, as Hugging Face and sentence-transformers lay them out."""
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, warn_once
 from cocondenser_jax.known_models import KnownModel, find_known_model
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
@@ -147,19 +146,21 @@ def read_representation(
                     " them: expected a bi-encoder (--pooling and --similarity make one of it all"
                     " the same)"
                 )
-            _log_once(
+            warn_once(
+                logger,
                 f"{folder} has no {MODULES}: pooling {assumed.pooling} and similarity"
                 f" {assumed.similarity} are assumed, as in {name or 'sentence-transformers'};"
-                " --pooling and --similarity say otherwise"
+                " --pooling and --similarity say otherwise",
             )
     if known.prompts != NOTHING_GIVEN and not published.prompts:
         assumed = with_given(assumed, known.prompts)
         if given.query_prompt is None or given.passage_prompt is None:
             prompts = dict(assumed.prompts)
-            _log_once(
+            warn_once(
+                logger,
                 f"{folder} names no prompts: those of {name} are used,"
                 f" {query_prompt(prompts)!r} for queries and {passage_prompt(prompts)!r} for"
-                " passages; --query_prompt and --passage_prompt say otherwise"
+                " passages; --query_prompt and --passage_prompt say otherwise",
             )
     return with_given(assumed, given)
 
@@ -236,11 +237,6 @@ def _read_published(folder: Path) -> Representation:
     except ValueError as error:
         raise UserError(f"{folder} {error}") from error
     return passages
-
-
-@functools.cache
-def _log_once(message: str) -> None:
-    logger.warning(message)
 
 
 def _names(folder: Path, published: Representation) -> list[str]:

@@ -120,6 +120,8 @@ def test_judgments_of_every_origin_read_alike(content, tmp_path):
         (b"topic iter docno rel\nq1\td1\t1\n", ":2: found 3 fields, fewer than in the header"),
         (b"qid\tdocid\tvalue\nq1\td1\t1\n", ":1: the score must be an integer, not 'value'"),
         (b"qid\tquery-id\tdocid\n", ":1: the columns qid and query-id may all be the query"),
+        (b"score,query text,query-id,corpus-id\n1,x,q1,d1\n", ":1: .* by ',', expected tabs"),
+        (b'"query-id";"corpus-id";"score"\nq1;d1;1\n', ":1: .* by ';', expected tabs"),
         (b"q1\td1\t1\nqid\tdocid\trel\n", ":2: the score must be an integer, not 'rel'"),
         (b"q1\td1\t1.0\n", ":1: the score must be an integer, not '1.0'"),  # trec_eval drops .5
         (b"q1\td1\t1\nq1\td2\t1_0\n", ":2: the score must be an integer, not '1_0'"),

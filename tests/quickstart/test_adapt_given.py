@@ -226,6 +226,7 @@ def test_what_is_wrong_is_said_of_the_users_folder_before_anything_is_written(
     [
         (["p0", "p1"], "no further", ""),
         (["p0", "elsewhere"], "no further", "data has 1 of the 2 passages that its judgments"),
+        (["p2", "p2"], "data has no judgment of test with a score above 0: all metrics", ""),
         (["x0", "x1"], "data has none of the 2 passages that its judgments of test find", ""),
     ],
 )

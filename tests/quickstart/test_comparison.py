@@ -128,20 +128,33 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
 @pytest.mark.parametrize(
     ("winner", "language", "flags"),
     [
-        ("fused", "german", ["--hybrid=min_max", "--language=german"]),
-        ("fused", "english", ["--hybrid=min_max"]),
-        ("dense", "german", []),
+        ("fused", "german", ["--hybrid=min_max", "--language=german", "--model=folder"]),
+        ("fused", "english", ["--hybrid=min_max", "--model=folder"]),
+        ("dense", "german", ["--model=folder"]),
     ],
 )
-def test_the_search_that_is_printed_is_in_the_language(winner, language, flags):
+def test_the_search_that_is_printed_is_that_of_the_row(winner, language, flags):
+    compared = rows_of_one_model(language)
+    place = f"--embeddings={Path('runs/models/m/embeddings')}"
+    model = RankedModel("m", Path("folder"))
+    assert search_flags(Path("runs"), compared, winner, model) == [place, *flags]
+    sampled = compared._replace(trial=compared.trial._replace(n_passages=5))
+    assert search_flags(Path("runs"), sampled, winner, model) == []
+
+
+@pytest.mark.parametrize("model", [None, RankedModel("m", Path("folder"))])
+def test_where_bm25_is_best_the_search_is_by_bm25(model):
+    """Of `compare`, where no model is the best row's, and of `adapt`, which keeps one."""
+    for language, flags in (("english", []), ("german", ["--language=german"])):
+        found = search_flags(Path("runs"), rows_of_one_model(language), "BM25", model)
+        assert found == ["--corpus=data", *flags]
+
+
+def rows_of_one_model(language):
     row = {"model": "m", "metrics": {}, "tests": {}, "seconds": 0.0}
     rows = [ResultRow(name="dense", is_fused=False, **row)]
     rows.append(ResultRow(name="fused", is_fused=True, **row))
-    compared = Compared(rows, Trial(Path("data"), language=language), {})
-    place = f"--embeddings={Path('runs/models/m/embeddings')}"
-    assert search_flags(Path("runs"), compared, winner, "m") == [place, *flags]
-    sampled = compared._replace(trial=compared.trial._replace(n_passages=5))
-    assert search_flags(Path("runs"), sampled, winner, "m") == []
+    return Compared(rows, Trial(Path("data"), language=language), {})
 
 
 def test_the_metric_that_decides_comes_first():

@@ -61,11 +61,12 @@ def measure(name: str, shares: Sequence[float]) -> dict[str, Any]:
             words = make(Path(temporary), part, depth)
             gib, seconds = run(words, Path(temporary))
         found.append(gib)
-        row[f"GiB at {share:g}"] = gib
+    row["shares"] = ", ".join(f"{share:g}" for share in shares)
+    row["GiB at these"] = ", ".join(f"{gib:.3g}" for gib in found)
     if len(found) == 2:
         slope = (found[1] - found[0]) / (shares[1] - shares[0])
         row["GiB at 1, by the line"] = found[0] + slope * (1 - shares[0])
-    row[f"minutes at {share:g}"] = seconds / 60
+    row["minutes at the last"] = seconds / 60
     return row
 
 

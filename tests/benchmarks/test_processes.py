@@ -25,10 +25,9 @@ def test_a_case_runs_a_command_on_two_shares_and_draws_the_line(monkeypatch):
     monkeypatch.setitem(processes.CASES, "small", (SIZE, 5, processes.mine))
     row = processes.measure("small", (0.1, 0.5))
     assert made == [("mine", 20, 20, 20), ("mine", 100, 100, 100)]
-    assert row["GiB at 0.1"] == pytest.approx(0.27)
-    assert row["GiB at 0.5"] == pytest.approx(0.35)
+    assert (row["shares"], row["GiB at these"]) == ("0.1, 0.5", "0.27, 0.35")
     assert row["GiB at 1, by the line"] == pytest.approx(0.45)
-    assert row["minutes at 0.5"] == 1
+    assert row["minutes at the last"] == 1
 
 
 def test_words_are_drawn_as_in_text(tmp_path):

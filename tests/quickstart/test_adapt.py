@@ -364,8 +364,7 @@ def test_a_corpus_too_small_to_hold_documents_out_is_refused(
         shutil.copy(corpus / f"{number}.txt", few)
     words = [f"--corpus={few}", f"--model={model_folder}", "--config.data.length=64"]
     assert main(["adapt", *words, f"--workdir={tmp_path / 'new'}"]) == 2
-    said = f"{few} has 19 documents: expected 20 or more"
-    assert said in capsys.readouterr().err
+    assert f"{few} has 19 documents: expected 20 or more" in capsys.readouterr().err
     assert not (tmp_path / "new" / "pretraining").exists()
 
 

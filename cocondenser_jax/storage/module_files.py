@@ -150,9 +150,7 @@ def lowers_case(modules: Any, files: Mapping[str, Any]) -> bool:
 
     Args and errors are those of `from_files`.
     """
-    return modules is not None and bool(
-        _transformer(files, network_path(modules))[1].get("do_lower_case")
-    )
+    return bool(_transformer(files, network_path(modules))[1].get("do_lower_case"))
 
 
 def similarity_of(settings: Mapping[str, Any]) -> Similarity:

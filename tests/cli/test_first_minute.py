@@ -72,6 +72,8 @@ def test_documents_are_searched_without_a_model(tmp_path, capsys):
     assert [line.split("  ")[2] for line in out.splitlines()[1::2]] == ["a.txt:3", "a.txt:1"]
     assert [line.strip() for line in out.splitlines()[2::2]] == [TEXTS[2], TEXTS[0]]
     assert err.count("numbered by line or row") <= 1
+    assert main([*search[:2], "--query=eee abcde ddd", "--top_k=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1::2] == out.splitlines()[1:2]
     assert main([*search, "--query=zzz"]) == 0
     assert capsys.readouterr().out == '"zzz"\n  nothing found\n'
     # Of a language: "abcde" is no German stop word, "der" is.

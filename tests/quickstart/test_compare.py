@@ -15,8 +15,10 @@ from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.evaluation.significance import compare
+from cocondenser_jax.quickstart import compare as comparing
 from cocondenser_jax.quickstart import comparison
 from cocondenser_jax.quickstart.compare import describe_best, find_rival, name_models
+from cocondenser_jax.quickstart.comparison import Trial
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from tests.world import comparison_of, write_qrels, write_retriever
 
@@ -165,6 +167,26 @@ def test_another_split_metric_and_number_of_passages(command, data, models, tmp_
     assert rows["first"]["metrics"] == pytest.approx(expected)
     assert [*rows["first"]["metrics"]] == ["Recall@1", *METRICS]
     assert rows["first"]["vectors"] == [n_judged + 6, 32]
+
+
+@pytest.mark.parametrize("n_passages", [None, 5])
+def test_the_search_of_the_best_vectors_is_of_all_passages(
+    data, models, tmp_path, monkeypatch, n_passages
+):
+    """Vectors of a sample are not worth a search."""
+    rows = [
+        ResultRow("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
+        ResultRow("first", "first", False, {"m": 0.8}, {}, 1.0),
+    ]
+    trial = Trial(data, n_passages=n_passages)
+    compared = comparison.Compared(rows, trial, {})
+    monkeypatch.setattr(comparing, "compare_models", lambda *_: compared)
+    for name in ("check_trial", "changes_between", "write_report"):
+        monkeypatch.setattr(comparing, name, lambda *_: None)
+    monkeypatch.setattr(comparing, "passages_note", lambda _: [])
+    flags = [f"--embeddings={tmp_path}/new/models/first/embeddings", f"--model={models[0]}"]
+    found = comparing.compare(tmp_path / "new", trial, [str(models[0])])
+    assert found.search == ([] if n_passages else flags)
 
 
 @pytest.mark.effect("compare --language", "compare --ignore_identical_ids")

@@ -16,8 +16,8 @@ from backports import zstd
 from safetensors.numpy import save_file
 
 from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
+from cocondenser_jax.corpus.repeats import list_stages
 from cocondenser_jax.corpus.sources import open_source, read_documents
-from cocondenser_jax.corpus.tasks import find_duplicates, hash_task
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import named_arrays
@@ -104,25 +104,20 @@ def write_store(folder, texts, max_tokens=16, vocab_size=80):
     return folder / "store"
 
 
-def write_in_tasks(source, tokenizer, out, n, max_tokens, short_span_prob=0.0):
+def write_in_tasks(source, tokenizer, out, n, **settings):
     """Writes a store in n tasks, as `corpus --tasks` does, in this process."""
+    settings = StoreSettings(
+        **{"short_span_prob": 0.0, **settings}, source=source, pieces=len(open_source(source))
+    )
     work = out.parent / f"{out.name} work"
     n_documents = None
-    if len(open_source(source)) < n:
+    if settings.pieces < n:
         n_documents = sum(1 for _ in read_documents(source))
-    tasks = [(index, n) for index in range(n)]
-    for task in tasks:
-        hash_task(source, n_documents, work, task)
-    for task in tasks:
-        find_duplicates(work, task)
-    settings = StoreSettings(
-        source=source,
-        max_tokens=max_tokens,
-        short_span_prob=short_span_prob,
-        pieces=len(open_source(source)),
-    )
-    for task in tasks:
-        build_task(settings, tokenizer, n_documents, out, work, task)
+    for stage in list_stages(source, n_documents, work, n, near=settings.near_duplicates):
+        for index in range(stage.n_tasks):
+            stage.function(task=(index, stage.n_tasks))
+    for index in range(n):
+        build_task(settings, tokenizer, n_documents, out, work, (index, n))
 
 
 def write_qrels(path, judgments):

@@ -48,6 +48,9 @@ def vocabulary(source, size, kind, cased, out):
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),
     flag("--short_span_prob", 0.0, "fraction of spans that end early, at a random length"),
+    flag(
+        "--near_duplicates", False, "also drop and list documents nearly the same as an earlier one"
+    ),
     *ENGINE,
     JSON_OUT,
 )
@@ -57,6 +60,7 @@ def corpus(
     out,
     max_tokens,
     short_span_prob,
+    near_duplicates,
     tasks,
     workers,
     executor,
@@ -64,23 +68,27 @@ def corpus(
     json_out,
 ):
     """Split and tokenize documents into a token store for pretrain."""
-    from cocondenser_jax.corpus.build import build_in_tasks, build_store
+    from cocondenser_jax.corpus.build import StoreSettings, build_in_tasks, build_store
     from cocondenser_jax.storage.remote import output_folder
 
     engine = make_engine(tasks, workers, executor, executor_options)
     with output_folder(out, grows=engine is not None) as folder:
         if engine:
-            manifest = build_in_tasks(
+            settings = StoreSettings(
+                source=source,
+                max_tokens=max_tokens,
+                short_span_prob=short_span_prob,
+                near_duplicates=near_duplicates,
+            )
+            manifest = build_in_tasks(settings, tokenizer, folder, engine)
+        else:
+            manifest = build_store(
                 source,
                 tokenizer,
                 folder,
-                engine,
                 max_tokens=max_tokens,
                 short_span_prob=short_span_prob,
-            )
-        else:
-            manifest = build_store(
-                source, tokenizer, folder, max_tokens=max_tokens, short_span_prob=short_span_prob
+                near_duplicates=near_duplicates,
             )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,19 +16,22 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.records import Document, Piece
+from cocondenser_jax.corpus.records import Document, Piece, batches
+from cocondenser_jax.corpus.repeats import (
+    Reason,
+    Stage,
+    first_of_each_text,
+    list_stages,
+    repeats_of_task,
+)
 from cocondenser_jax.corpus.sources import hashed, open_source, read_documents, read_pieces
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.tasks import (
     documents_of_task,
-    duplicates_of_task,
-    find_duplicates,
-    hash_task,
     read_task,
     require_unchanged,
     stage_file,
-    text_digest,
 )
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import (
@@ -46,7 +49,6 @@ from cocondenser_jax.workers import Engine, run_tasks
 logger = logging.getLogger(__name__)
 
 MIN_MAX_TOKENS = MIN_TOKENS + 2
-BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 
 
 class StoreSettings(NamedTuple):
@@ -55,7 +57,8 @@ class StoreSettings(NamedTuple):
     source: str
     max_tokens: int
     short_span_prob: float
-    pieces: int  # of the source
+    near_duplicates: bool = False  # whether they are dropped, see `near_duplicates.py`
+    pieces: int = 0  # of the source, once it is opened
 
 
 def build_store(
@@ -65,6 +68,7 @@ def build_store(
     *,
     max_tokens: int = 128,
     short_span_prob: float = 0.0,
+    near_duplicates: bool = False,
 ) -> dict[str, Any]:
     """Cuts and tokenizes a corpus into a store; returns its manifest.
 
@@ -77,38 +81,48 @@ def build_store(
       out: a new folder.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
       short_span_prob: see `spans.cut_documents`.
+      near_duplicates: also drop documents that are nearly the same as an earlier one (see
+        `near_duplicates.py`), and list them in `near_duplicates.tsv`; reads the source three times.
     """
     check_cutting(max_tokens, short_span_prob)
     loaded = load_tokenizer(tokenizer)
     with new_folder(out) as folder:
         pieces = open_source(source)
-        documents = tqdm(read_pieces(source, pieces), "corpus", unit=" documents")
-        digests: set[bytes] = set()
-
-        def is_duplicate(_: int, text: str) -> bool:
-            n_before = len(digests)
-            digests.add(text_digest(text))
-            return len(digests) == n_before
-
         settings = StoreSettings(
             source=source,
             max_tokens=max_tokens,
             short_span_prob=short_span_prob,
             pieces=len(pieces),
+            near_duplicates=near_duplicates,
         )
-        manifest = _write_store(folder, documents, is_duplicate, loaded, settings)
+        reason, expected = first_of_each_text(), None
+        if near_duplicates:
+            reason, expected = _find_repeats(source, folder)
+        documents = tqdm(read_pieces(source, pieces), "corpus", unit=" documents")
+        manifest = _write_store(folder, documents, reason, loaded, settings)
+        if expected:
+            require_unchanged(source, manifest["documents_sha256"], expected)
         require_documents(source, manifest)
     return manifest
 
 
+def _find_repeats(source: str, folder: Path) -> tuple[Reason, str]:
+    """Runs all stages of `build_in_tasks` before the last, as one task, in this process.
+
+    Returns which documents are dropped, and the SHA-256 of all.
+    """
+    work = folder / "work"
+    task = (0, 1)
+    for stage in list_stages(source, None, work, 1, near=True):
+        stage.function(task=task)
+    reason = repeats_of_task(work, task, folder, near=True)
+    expected = documents_of_task(work, 0)
+    shutil.rmtree(work)
+    return reason, expected
+
+
 def build_in_tasks(
-    source: str,
-    tokenizer: str,
-    out: Path,
-    engine: Engine,
-    *,
-    max_tokens: int = 128,
-    short_span_prob: float = 0.0,
+    settings: StoreSettings, tokenizer: str, out: Path, engine: Engine
 ) -> dict[str, Any]:
     """Builds the store of `build_store` in `engine.tasks` tasks; resumes where it was stopped.
 
@@ -116,16 +130,12 @@ def build_in_tasks(
     the source has changed, the folders that depend on it are made again. Returns `counts` and
     `dropped` of all.
     """
-    check_cutting(max_tokens, short_span_prob)
+    check_cutting(settings.max_tokens, settings.short_span_prob)
     tokenizer_sha256 = load_tokenizer(tokenizer).sha256
-    out = out.absolute()
+    source = settings.source
     pieces = open_source(source)
-    settings = StoreSettings(
-        source=source,
-        max_tokens=max_tokens,
-        short_span_prob=short_span_prob,
-        pieces=len(pieces),
-    )
+    settings = settings._replace(pieces=len(pieces))
+    out = out.absolute()
     settings_file = out / "tasks.json"
     require_own(settings_file)
     with lock_folder(out):
@@ -162,28 +172,31 @@ def _count_documents(source: str, pieces: Sequence[Piece]) -> int:
 def _run_stages(
     settings: StoreSettings, tokenizer: str, n_documents: int | None, out: Path, engine: Engine
 ) -> None:
-    """Runs the tasks of the three stages; the first always, which tells whether the source changed.
+    """Runs the tasks of all stages; the first always, which tells whether the source changed.
 
     It runs the others unless all folders of the store are there.
     """
     work = out / "work"
     shutil.rmtree(work, ignore_errors=True)
 
-    def folder(index: int) -> Path:
-        return task_folder(out, (index, engine.tasks))
+    def run(stage: Stage) -> None:
+        def is_done(index: int) -> bool:
+            return stage_file(work, stage.name, index).exists()
 
-    def run(stage: str, function: Callable[..., object], target: Callable[[int], Path]) -> None:
-        run_tasks(stage, function, lambda index: target(index).exists(), engine, work)
+        run_tasks(stage.name, stage.function, is_done, engine._replace(tasks=stage.n_tasks), work)
 
-    hash_documents = partial(hash_task, settings.source, n_documents, work)
-    build = partial(build_task, settings, tokenizer, n_documents, out, work)
-    run("digests", hash_documents, partial(stage_file, work, "digests"))
-    folders = [folder(index) for index in range(engine.tasks)]
+    first, *others = list_stages(
+        settings.source, n_documents, work, engine.tasks, near=settings.near_duplicates
+    )
+    run(first)
+    folders = [task_folder(out, (index, engine.tasks)) for index in range(engine.tasks)]
     _remove_outdated(settings.source, folders, out, work)
     if all(each.exists() for each in folders):
         return
-    run("duplicates", partial(find_duplicates, work), partial(stage_file, work, "duplicates"))
-    run("corpus", build, folder)
+    for stage in others:
+        run(stage)
+    build = partial(build_task, settings, tokenizer, n_documents, out, work)
+    run_tasks("corpus", build, lambda index: folders[index].exists(), engine, work)
 
 
 def _remove_outdated(source: str, folders: Sequence[Path], out: Path, work: Path) -> None:
@@ -215,17 +228,16 @@ def build_task(
 ) -> None:
     """Makes the folder of `out` that task i of n of a corpus fills, as `build_store`.
 
-    `n_documents` and `task` are as in `tasks.read_task`; `work` has what `tasks.hash_task` and
-    `tasks.find_duplicates` wrote about all tasks.
+    `n_documents` and `task` are as in `tasks.read_task`; `work` has what the stages before wrote
+    about all tasks.
     """
-    duplicates = duplicates_of_task(work, task)
-    documents = read_task(settings.source, n_documents, task)
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
-        manifest = _write_store(
-            folder, documents, lambda n, _: n in duplicates, loaded, settings, task
-        )
-        require_unchanged(settings.source, manifest["documents_sha256"], work, task[0])
+        documents = read_task(settings.source, n_documents, task)
+        reason = repeats_of_task(work, task, folder, near=settings.near_duplicates)
+        manifest = _write_store(folder, documents, reason, loaded, settings, task)
+        expected = documents_of_task(work, task[0])
+        require_unchanged(settings.source, manifest["documents_sha256"], expected)
 
 
 def check_cutting(max_tokens: int, short_span_prob: float) -> None:
@@ -248,16 +260,16 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
 def _write_store(
     folder: Path,
     documents: Iterator[Document],
-    is_duplicate: Callable[[int, str], bool],
+    reason: Reason,
     tokenizer: SpanTokenizer,
     settings: StoreSettings,
     task: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
-    """Writes all files of a store, the manifest last, and returns it.
-
-    `is_duplicate` takes the number and the text of a document.
-    """
-    dropped = Counter(empty=0, duplicate=0, too_short=0)
+    """Writes the files of a store beside those in `folder`, the manifest last, and returns it."""
+    reasons = ["empty", "duplicate", "near_duplicate", "too_short"]
+    if not settings.near_duplicates:
+        reasons.remove("near_duplicate")
+    dropped = Counter(dict.fromkeys(reasons, 0))
     n_single = 0
     read = hashlib.sha256()
 
@@ -265,13 +277,13 @@ def _write_store(
         for number, document in enumerate(hashed(documents, read)):
             if not document.text.strip():
                 dropped["empty"] += 1
-            elif is_duplicate(number, document.text):
-                dropped["duplicate"] += 1
+            elif why := reason(number, document.text):
+                dropped[why] += 1
             else:
                 yield document
 
     with TokenWriter(folder, tokenizer.vocab_size, settings.max_tokens) as writer:
-        for batch in _batches(unique_documents()):
+        for batch in batches(unique_documents()):
             spans_D = cut_documents(batch, tokenizer, settings.max_tokens, settings.short_span_prob)
             rows = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
             dropped["too_short"] += len(batch) - len(rows)
@@ -326,17 +338,3 @@ def build_vocabulary(
         tokenizer = train_tokenizer(texts, size, kind, lowercase=lowercase)
         save_tokenizer(tokenizer, folder)
     return tokenizer
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    n_characters = 0
-    for document in documents:
-        batch.append(document)
-        n_characters += len(document.text)
-        if n_characters >= BATCH_CHARACTERS:
-            yield batch
-            batch = []
-            n_characters = 0
-    if batch:
-        yield batch

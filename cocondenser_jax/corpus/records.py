@@ -13,6 +13,7 @@ from cocondenser_jax.storage.files import without_surrogates
 logger = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 50_000_000
+BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
 FIELDS = ("_id", "id", "title", "text", "spans")  # of a record that are read
 
 
@@ -148,3 +149,18 @@ def check_size(n_bytes: int, where: str) -> None:
     if n_bytes > MAX_DOCUMENT_BYTES:
         limit = MAX_DOCUMENT_BYTES // 1_000_000
         raise UserError(f"{where}: a document is larger than {limit} MB; split it first")
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Groups documents that are cut, or signed, together."""
+    batch: list[Document] = []
+    n_characters = 0
+    for document in documents:
+        batch.append(document)
+        n_characters += len(document.text)
+        if n_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch = []
+            n_characters = 0
+    if batch:
+        yield batch

@@ -8,7 +8,7 @@ on what it and those before it read.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cocondenser_jax.corpus.sources import hashed, open_source
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import new_file, write_text
 
-_DIGEST_RANGE = 1 << 64  # of the first half of a digest
+_RANGE = 1 << 64  # of the first column of rows that are read by range
 
 
 def text_digest(text: str) -> bytes:
@@ -49,7 +49,7 @@ def read_task(source: str, n_documents: int | None, task: tuple[int, int]) -> It
 
 
 def stage_file(work: Path, stage: str, index: int) -> Path:
-    """Returns the file that task `index` of a stage writes: "digests" or "duplicates"."""
+    """Returns the file that task `index` of a stage writes."""
     return work / stage / f"{index:05d}.npy"
 
 
@@ -62,9 +62,9 @@ def _hash_file(work: Path, index: int) -> Path:
     return stage_file(work, "digests", index).with_suffix(".sha256")
 
 
-def require_unchanged(source: str, sha256: str, work: Path, index: int) -> None:
-    """Raises a UserError unless the documents of a task are still those of `hash_task`."""
-    if sha256 != documents_of_task(work, index):
+def require_unchanged(source: str, sha256: str, expected: str) -> None:
+    """Raises a UserError unless documents have the SHA-256 of an earlier reading."""
+    if sha256 != expected:
         raise UserError(f"{source} has changed while it was read: run the command again")
 
 
@@ -79,7 +79,7 @@ def hash_task(source: str, n_documents: int | None, work: Path, task: tuple[int,
     )
     rows_Dx3 = np.frombuffer(digests, ">u8").reshape(-1, 3).astype(np.uint64)
     write_text(_hash_file(work, task[0]), read.hexdigest())
-    _save(stage_file(work, "digests", task[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
+    save_rows(stage_file(work, "digests", task[0]), rows_Dx3[np.lexsort(rows_Dx3.T[1::-1])])
 
 
 def find_duplicates(work: Path, task: tuple[int, int]) -> None:
@@ -88,19 +88,13 @@ def find_duplicates(work: Path, task: tuple[int, int]) -> None:
     Reads range i of n of the digests of all n tasks.
     """
     index, n_tasks = task
-    digests = [
-        np.insert(
-            _rows_of_range(stage_file(work, "digests", other), index, n_tasks), 2, other, axis=1
-        )
-        for other in range(n_tasks)
-    ]
-    rows_Dx4 = np.concatenate(digests)
+    rows_Dx4 = rows_of_range(map_rows(work, "digests", n_tasks), (index, n_tasks))
     # Stable: documents of one text stay in the source's order.
     rows_Dx4 = rows_Dx4[np.lexsort(rows_Dx4.T[1::-1])]
     is_duplicate_D = np.zeros(len(rows_Dx4), bool)
     is_duplicate_D[1:] = (rows_Dx4[1:, :2] == rows_Dx4[:-1, :2]).all(axis=1)
     duplicates_Cx2 = rows_Dx4[is_duplicate_D, 2:]
-    _save(
+    save_rows(
         stage_file(work, "duplicates", index),
         duplicates_Cx2[np.lexsort(duplicates_Cx2.T[::-1])],
     )
@@ -110,26 +104,37 @@ def duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
     """Returns the numbers of a task's documents that repeat one before."""
     index, n_tasks = task
     numbers: set[int] = set()
-    for other in range(n_tasks):
-        path = stage_file(work, "duplicates", other)
-        duplicates_Cx2 = np.load(path, mmap_mode="r", allow_pickle=False)
+    for duplicates_Cx2 in map_rows(work, "duplicates", n_tasks):
         borders = np.array([index, index + 1], np.uint64)
         begin, end = np.searchsorted(duplicates_Cx2[:, 0], borders)
         numbers.update(duplicates_Cx2[begin:end, 1].tolist())
     return numbers
 
 
-def _rows_of_range(path: Path, index: int, n_ranges: int) -> np.ndarray:
-    """Reads the rows of a task whose digests lie in range i of n."""
-    rows_Dx3 = np.load(path, mmap_mode="r", allow_pickle=False)
-    borders = [k * _DIGEST_RANGE // n_ranges for k in (index, index + 1)]
-    begin, end = (
-        np.searchsorted(rows_Dx3[:, 0], np.uint64(border)) if border < _DIGEST_RANGE else None
-        for border in borders
-    )
-    return rows_Dx3[begin:end]
+def map_rows(work: Path, stage: str, n_tasks: int) -> list[np.ndarray]:
+    """Maps what all tasks of a stage wrote."""
+    paths = [stage_file(work, stage, index) for index in range(n_tasks)]
+    return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
 
 
-def _save(path: Path, rows: np.ndarray) -> None:
+def rows_of_range(rows_of_tasks: Sequence[np.ndarray], part: tuple[int, int]) -> np.ndarray:
+    """Reads the rows whose first column lies in range i of n of all uint64 values.
+
+    Returns the rows task by task, each with its task before its last column.
+    """
+    index, n_ranges = part
+    borders = [k * _RANGE // n_ranges for k in (index, index + 1)]
+    found = []
+    for task, rows in enumerate(rows_of_tasks):
+        begin, end = (
+            np.searchsorted(rows[:, 0], np.uint64(border)) if border < _RANGE else None
+            for border in borders
+        )
+        found.append(np.insert(rows[begin:end], -1, task, axis=1))
+    return np.concatenate(found)
+
+
+def save_rows(path: Path, rows: np.ndarray) -> None:
+    """Writes the file of a task of a stage, whole or not at all."""
     with new_file(path) as partial, partial.open("wb") as file:
         np.save(file, rows)

@@ -86,6 +86,7 @@ ANSWERS = {
         "--passage_length=12": started("passage_length=None, now it is 12"),
         "--shard_size=20": started("shard_size=25, now it is 20"),
         "--task=0/2": "give neither --tasks nor --parquet",
+        "--near_duplicates": started("near_duplicates=False, now it is True"),
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,  # no task is left
         "--executor=ray": OBEYED,
@@ -108,6 +109,7 @@ ANSWERS = {
         "--out={place}/elsewhere": OTHER_FOLDER,
         "--max_tokens=12": started("max_tokens=16, now it is 12"),
         "--short_span_prob=0.5": started("short_span_prob=0.0, now it is 0.5"),
+        "--near_duplicates": started("near_duplicates=False, now it is True"),
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,
         "--executor=ray": r"cocondenser-jax\[ray\]",  # the source is read again

@@ -11,7 +11,7 @@ import pytest
 
 from cocondenser_jax import workers
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus import build
+from cocondenser_jax.corpus import build, repeats
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.retrieval import encode
 from cocondenser_jax.retrieval.encode import Encoding
@@ -76,6 +76,37 @@ def in_this_process(monkeypatch):
             workers._run_task(work, index)
 
     monkeypatch.setitem(workers._EXECUTORS, "local", run)
+
+
+@pytest.mark.effect("corpus --near_duplicates")
+def test_near_duplicates_are_dropped_across_tasks(
+    tmp_path, command, in_this_process, capsys, monkeypatch
+):
+    a, b, c = make_texts(3, n_sentences=12, seed=1)
+    texts = {"1": [a, b], "2": [f"{b} More.", a], "3": [c, f"More. {b} More."]}
+    for name, own in texts.items():
+        rows = [{"id": f"{name}.{k}", "text": text} for k, text in enumerate(own)]
+        write_records(tmp_path / "source" / f"{name}.jsonl", rows)
+    command = [command[0], f"--source={tmp_path}/source", *command[2:]]
+    near = [*command, "--near_duplicates"]
+    assert main([*near, f"--out={tmp_path}/one"]) == 0
+    expected = capsys.readouterr().out
+    assert re.search(r"dropped, duplicate +1\ndropped, near_duplicate +2\n", expected)
+    in_tasks = [*near, f"--out={tmp_path}/many", "--tasks=3"]
+    with monkeypatch.context() as patch:  # a stop before the last stages
+        patch.setattr(repeats, "find_near_duplicates", lambda *_, **__: 1 / 0)
+        assert main(in_tasks) == 2
+    assert (tmp_path / "many" / "work" / "candidates").exists()
+    capsys.readouterr()
+    assert main(in_tasks) == 0
+    assert capsys.readouterr().out == expected
+    one, many = open_store(tmp_path / "one"), open_store(tmp_path / "many")
+    assert contents(one) == contents(many)
+    assert contents(one)[0] == ["1.0", "1.1", "3.0"]
+    assert main([*command, f"--out={tmp_path}/many", "--tasks=3"]) == 2
+    assert "near_duplicates=True, now it is False" in capsys.readouterr().err
+    assert main([*command, f"--out={tmp_path}/all"]) == 0
+    assert contents(open_store(tmp_path / "all"))[0] == ["1.0", "1.1", "2.0", "3.0", "3.1"]
 
 
 @pytest.mark.parametrize("n_files", [4, 1])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocondenser_jax.corpus import build
+from cocondenser_jax.corpus import build, records
 from cocondenser_jax.corpus import store as store_module
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
@@ -233,7 +233,7 @@ def test_batches_of_documents_do_not_matter(
         sizes.append(len(documents))
         return cut(documents, *arguments)
 
-    monkeypatch.setattr(build, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(records, "BATCH_CHARACTERS", 2000)
     monkeypatch.setattr(build, "cut_documents", counting)
     found = build_store(corpus, tokenizer_folders["bert"], tmp_path / "s", max_tokens=MAX_TOKENS)
     assert len(sizes) > 5

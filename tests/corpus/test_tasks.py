@@ -59,7 +59,9 @@ def test_digests_at_the_ends_of_ranges_belong_to_one(tmp_path):
     rows[1:3, 0] = 2**62  # one text's first half is another's
     rows[1, 1] = 4
     for index in range(4):
-        tasks._save(tasks.stage_file(tmp_path, "digests", index), rows[index * 2 : index * 2 + 2])
+        tasks.save_rows(
+            tasks.stage_file(tmp_path, "digests", index), rows[index * 2 : index * 2 + 2]
+        )
     for index in range(4):
         tasks.find_duplicates(tmp_path, (index, 4))
     paths = [tasks.stage_file(tmp_path, "duplicates", index) for index in range(4)]

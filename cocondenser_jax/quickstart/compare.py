@@ -56,8 +56,8 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
         changes = changes_between(compared, rival.name, best.name)
         title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
         write_report(workdir / "report.html", title, summary, {}, compared.rows, changes)
-    model = next((model for model in ranked if model.name == best.model), None)
-    return Outcome(compared.rows, summary, search_flags(workdir, compared, best.name, model))
+    winner = next((model for model in ranked if model.name == best.model), None)
+    return Outcome(compared.rows, summary, search_flags(workdir, compared, best.name, winner))
 
 
 def name_models(models: Sequence[str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from cocondenser_jax.errors import (
     UserError,
     escape_control,
     first_three,
+    warn_once,
 )
 from cocondenser_jax.storage.files import parse_object, read_lines
 from cocondenser_jax.storage.tables import (
@@ -38,6 +39,7 @@ from cocondenser_jax.storage.tables import (
     names_an_id,
     plain_name,
     plain_suffix,
+    read_header,
     read_rows,
     require_headers_alike,
 )
@@ -178,15 +180,31 @@ def _read_packages(packages: list[str] | None) -> Iterator[Record]:
 
 
 def _read_table(path: Path) -> Iterator[Record]:
+    _warn_of_unread(path, read_header(path), "column")
     for where, row in read_rows(path, _lines(path)):
         yield Record(row, "", where, row["url"])  # each row has an id
 
 
 def _read_objects(path: Path, prefix: str) -> Iterator[Record]:
+    has_warned = False
     for number, line in _lines(path):
         if line.strip():
             where = f"{path}:{number}"
-            yield Record(parse_object(line, where), f"{prefix}{number}", where)
+            fields = parse_object(line, where)
+            if not has_warned:
+                _warn_of_unread(path, fields, "field")
+                has_warned = True
+            yield Record(fields, f"{prefix}{number}", where)
+
+
+def _warn_of_unread(path: Path, names: Iterable[str], kind: str) -> None:
+    """Logs which fields are not read where none is the title: one of them may be."""
+    others = [name for name in names if name not in (*FIELDS, "url")]
+    if others and "title" not in names:
+        warn_once(
+            logger,
+            f"{path}: not reading {first_three(others)}; a {kind} of titles must be named title",
+        )
 
 
 def _read_text(path: Path, prefix: str) -> Iterator[Record]:
@@ -224,6 +242,7 @@ def _parquet_pieces(path: Path, prefix: str) -> list[RecordPiece]:
         groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
     # A column that may be the id: passages that have it are not numbered.
     names = [name for name in data.schema.names if name in FIELDS or names_an_id(name)]
+    _warn_of_unread(path, data.schema.names, "column")
     pieces = []
     first = 1
     for group in groups:

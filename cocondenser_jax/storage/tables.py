@@ -103,6 +103,12 @@ def require_headers_alike(tables: Iterable[Path]) -> None:
         )
 
 
+def read_header(path: Path) -> list[str]:
+    """Returns the names of a table's columns, those that are read by their fields; [] if none."""
+    head = _read_head(path, read_lines(path))
+    return _read_header(head) if head else []
+
+
 def find_columns(
     where: str, cells: Sequence[str], names: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:

@@ -83,6 +83,27 @@ def test_what_is_not_read_of_a_folder_is_logged(tmp_path, caplog):
     assert caplog.messages == [f"{tmp_path}: reading a.txt; not b.csv, more"]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "tsv", "parquet"])
+def test_a_title_of_another_name_is_not_dropped_without_a_word(suffix, tmp_path, caplog):
+    path = tmp_path / f"docs.{suffix}"
+    rows = {"id": ["7", "8"], "subject": ["a title", "b"], "text": ["some words", "more words"]}
+    for title in ("subject", "title"):
+        columns = {title if name == "subject" else name: value for name, value in rows.items()}
+        columns["created"] = ["2024", "2025"]
+        rows_of_file = [*zip(*columns.values(), strict=True)]
+        if suffix == "jsonl":
+            write_records(path, [dict(zip(columns, row, strict=True)) for row in rows_of_file])
+        elif suffix == "tsv":
+            path.write_text("".join("\t".join(row) + "\n" for row in [[*columns], *rows_of_file]))
+        else:
+            pq.write_table(pa.table(columns), path)
+        list(read_documents(str(path)))
+        list(read_documents(str(path)))
+    kind = "field" if suffix == "jsonl" else "column"
+    said = f"not reading subject, created; a {kind} of titles must be named title"
+    assert caplog.messages == [f"{path}: {said}"]
+
+
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_a_folder_of_tables_has_names_in_all_of_them_or_none(names, tmp_path):
     first, second = (tmp_path / f"{name}.tsv" for name in names)

@@ -264,7 +264,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _run(given: argparse.Namespace) -> None:
     if given.list == bool(given.names):
         raise UserError(f"give either data sets, of {', '.join(DATA_SETS)}, or --list")
-    if not given.downloads.is_dir():
+    if not given.downloads.is_dir() and (given.names or given.downloads.exists()):
         raise UserError(f"{given.downloads} is no folder: expected one of published files")
     if given.list:
         _print_list(given.downloads)

@@ -315,3 +315,7 @@ def test_the_list_says_what_is_there(downloads, tmp_path, capsys):
     assert "\n  qrels.dev.tsv (0.00 GB) is missing: https://msmarco" in printed
     assert "\n  psgs_w100.tsv.gz (4.69 GB) is there: https://dl.fbaipublicfiles" in printed
     assert find(tmp_path / "some", Published("none", "")) is None
+    get_data.main(["--list", f"--downloads={tmp_path}/not-made-yet"])
+    printed = capsys.readouterr().out
+    assert printed.count(" is missing: https://") > 10
+    assert " is there" not in printed

@@ -105,7 +105,7 @@ def test_a_picture_is_what_the_program_draws(name):
 
 def test_a_chart_has_the_numbers_of_the_page():
     heights = re.findall(r">(0\.\d{3})<", draw.PICTURES["adapted"]())
-    page = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Adapt a model")[2]
+    page = (ROOT / "docs" / "adapt.md").read_text(encoding="utf-8").partition("## Measured")[2]
     rows = re.findall(r"^\|[^|]+\| (0\.\d+) \| (0\.\d+) \| 0\.\d+ \|", page, re.MULTILINE)
     assert heights == [number for row in rows for number in row]
     assert len(heights) == 10

@@ -52,8 +52,8 @@ def compared() -> str:
 
 
 def adapted() -> str:
-    """Returns the chart of what `adapt` measured on docstrings, from the table of the README."""
-    head, *rows = rows_of("README.md", "| 16,254 docstrings")
+    """Returns the chart of what `adapt` measured on docstrings, from the table of its page."""
+    head, *rows = rows_of("docs/adapt.md", "| 16,254 docstrings")
     groups = {
         re.sub(r" \+ BM25", "|+ BM25", row[0]): {
             name: float(row[head.index(name)]) for name in ("MRR@10", "nDCG@10")

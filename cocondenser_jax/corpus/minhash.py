@@ -99,7 +99,7 @@ def _minima(shingles_S: np.ndarray, starts_D: np.ndarray) -> np.ndarray:
 def bucket_keys(minima_DxH: np.ndarray) -> np.ndarray:
     """Returns `keys_DxB`, uint64: two texts with a key in common agree in all of its band."""
     minima_DxBxR = minima_DxH.reshape(-1, N_BANDS, BAND_ROWS)
-    keys_DxB = np.tile(np.arange(N_BANDS, dtype=np.uint64), (len(minima_DxH), 1))
+    keys_DxB = np.zeros((len(minima_DxH), N_BANDS), np.uint64)
     for row in range(BAND_ROWS):
         keys_DxB = _mix(keys_DxB ^ minima_DxBxR[:, :, row])
     return keys_DxB

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from cocondenser_jax.corpus import near_duplicates
+from cocondenser_jax.corpus import near_duplicates, records
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.repeats import list_stages, repeats_of_task
 from cocondenser_jax.corpus.store import open_store, verify_store
@@ -63,9 +63,11 @@ def test_similar_documents_are_found_and_others_are_not(families, tmp_path):
             assert float(similarity) == pytest.approx(exact, abs=0.13)
 
 
-@pytest.mark.parametrize("n_tasks", [3, 20])
-def test_tasks_find_what_one_finds(families, tmp_path, n_tasks):
-    assert find(tmp_path, families, n_tasks) == find(tmp_path, families)
+@pytest.mark.parametrize("n_tasks", [3, 7])
+def test_tasks_and_batches_find_what_one_finds(families, tmp_path, n_tasks, monkeypatch):
+    expected = find(tmp_path, families)
+    monkeypatch.setattr(records, "BATCH_CHARACTERS", 3000)
+    assert find(tmp_path, families, n_tasks) == expected
 
 
 def test_a_documents_fate_depends_on_none_behind_it(families, tmp_path):

@@ -309,6 +309,7 @@ def test_tasks_that_do_not_belong_together_do_not_open(
         ("bert", {"max_tokens": MAX_TOKENS + 1}, "of-00003 in its max_tokens"),
         ("roberta", {"max_tokens": MAX_TOKENS}, "in its tokenizer"),
         ("bert", {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5}, "in its short_span_prob"),
+        ("bert", {"max_tokens": MAX_TOKENS, "near_duplicates": True}, "in its near_duplicates"),
     ):
         other = tmp_path / difference
         write_in_tasks(corpus, tokenizer_folders[tokenizer], other, 3, **options)

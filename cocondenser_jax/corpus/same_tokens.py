@@ -95,7 +95,8 @@ def reader_of_folder(folder: Path) -> Callable[[str], list[int]]:
     lower = normalizers.Lowercase().normalize_str if lowers_case(folder) else str
 
     def read(text: str) -> list[int]:
-        ids: list[int] = loaded(lower(text))["input_ids"]
+        # Not verbose: it would warn that a model cannot read all of a long text.
+        ids: list[int] = loaded(lower(text), verbose=False)["input_ids"]
         return ids
 
     return read

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, tokenization_utils_base
 
 from cocondenser_jax.corpus.same_tokens import (
     TEXTS,
@@ -138,3 +138,16 @@ def test_a_first_word_of_unknown_bytes_has_its_tokens_after_a_space(write):
     ids = tokens_in_training(tokenizer, ["éa b"])[0]
     assert ids == tokenizer.backend.encode(" éa b").ids
     assert ids.count(special["<unk>"]) >= 1
+
+
+def test_a_text_longer_than_the_model_is_read_without_a_warning(write, monkeypatch):
+    """The library's says that running it "will result in indexing errors": nothing runs it."""
+    said = []
+    monkeypatch.setattr(
+        tokenization_utils_base.logger, "warning", lambda *words: said.append(words)
+    )
+    read = reader_of_folder(
+        write("cased WordPiece of BERT", tokenizer_config={"model_max_length": 4})
+    )
+    assert len(read("one two three four five six")) > 4
+    assert said == []

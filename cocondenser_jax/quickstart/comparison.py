@@ -11,13 +11,14 @@ The folder of a comparison:
     DIR/results.json    the rows of the table
     DIR/seconds.json    how long each result took, interruptions included
 
-What exists is not made again. Another model may be added to the folder later.
+What exists is not made again. Another model may be added to the folder later. So may judgments and
+queries: the rankings are then made again, of the same vectors.
 """
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes, measure
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
@@ -36,11 +37,12 @@ from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.retrieval.opening import open_cut, open_index
 from cocondenser_jax.retrieval.search import retrieve
 from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
-from cocondenser_jax.storage.files import file_sha256, write_json
+from cocondenser_jax.storage.files import file_sha256, read_object, write_json
 from cocondenser_jax.storage.runs import start_or_compare
 
 logger = logging.getLogger(__name__)
 
+STARTED = "started.json"
 BM25 = "BM25"
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
 METRICS = ("nDCG@10", "MRR@10", "Recall@100")
@@ -151,7 +153,8 @@ def start_comparison(workdir: Path, trial: Trial) -> Trial:
       The trial on the passages that are tested on.
 
     Raises:
-      UserError: also if the folder was started on other texts or judgments.
+      UserError: also if the folder was started on other passages, or on a sample for other
+        judgments.
     """
     files = split_files(trial.data, trial.split)
     started = {
@@ -161,12 +164,25 @@ def start_comparison(workdir: Path, trial: Trial) -> Trial:
         "test_passages": trial.n_passages,
         "ignore_identical_ids": trial.ignore_identical_ids,
     }
-    start_or_compare(workdir / "started.json", started)
     if trial.n_passages is None:
+        _start_on_judgments(workdir, started)
         return trial
+    start_or_compare(workdir / STARTED, started)
     folder = workdir / "data"
     make_once(workdir, folder, write_sample, trial.data, trial.split, trial.n_passages)
     return trial._replace(data=folder)
+
+
+def _start_on_judgments(workdir: Path, started: Mapping[str, Any]) -> None:
+    """Starts the folder of a comparison, or continues it; other judgments need other rankings."""
+    path = workdir / STARTED
+    start_or_compare(path, started, free=("data.judgments", "data.queries"))
+    if read_object(path) == started:
+        return
+    logger.info("%s: other judgments or queries: ranking again, by the same vectors", workdir)
+    for run in [*workdir.glob("*.trec"), *(workdir / "models").rglob("*.trec")]:
+        run.unlink()
+    write_json(path, started)
 
 
 def compare_models(
@@ -280,7 +296,7 @@ def compare_entries(
 def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
     """Makes, once, the rankings by a model's vectors, alone, fused with BM25, and of each size."""
     folder = workdir / "models" / model.name
-    start_or_compare(folder / "started.json", {"model": model_sha256(model.folder)})
+    start_or_compare(folder / STARTED, {"model": model_sha256(model.folder)})
     embeddings = folder / "embeddings"
     dense = make_once(workdir, folder / "dense.trec", _search, trial, model.folder, embeddings)
     fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)

@@ -111,16 +111,44 @@ def test_called_again_it_makes_nothing_and_another_model_is_added(
     assert main([*command, f"--model={third}", f"--workdir={workdir}"]) == 0
     assert made == [third]
     assert rows_of(workdir)["third"]["metrics"] == rows_of(finished)["first"]["metrics"]
-    # Another model in a folder of the same name, other judgments, other texts.
+    # Another model in a folder of the same name.
     shutil.rmtree(third)
     shutil.copytree(models[1], third)
     assert main([*command, f"--model={third}", f"--workdir={workdir}"]) == 2
     assert f"{workdir / 'models' / 'third'} was started with model=" in capsys.readouterr().err
-    other = shutil.copytree(command[1].removeprefix("--data="), tmp_path / "data")
-    with (other / "qrels" / "test.tsv").open("a") as file:
-        file.write("q1\tp0\t1\n")
-    assert main(["compare", f"--data={other}", *command[2:], f"--workdir={workdir}"]) == 2
-    assert f"{workdir} was started with data.judgments=" in capsys.readouterr().err
+
+
+def test_other_judgments_are_ranked_by_the_same_vectors(
+    finished, command, data, tmp_path, monkeypatch, capsys
+):
+    workdir = shutil.copytree(finished, tmp_path / "again")
+    other = shutil.copytree(data, tmp_path / "data")
+    queries, qrels = read_split(other, "test")
+    first, *rest = qrels
+    (other / "queries.jsonl").write_text(
+        "".join(
+            json.dumps({"_id": f"more-{name}" if name == first else name, "text": queries[name]})
+            + "\n"
+            for name in qrels
+        )
+    )
+    changed = {f"more-{first}": qrels[first], **{name: qrels[name] for name in rest[:-1]}}
+    write_qrels(other / "qrels" / "test.tsv", changed)
+    anew = [command[0], f"--data={other}", *command[2:]]
+    assert main([*anew, f"--workdir={tmp_path / 'new'}"]) == 0
+    files = list(workdir.rglob("*.arrow"))
+    before = [path.stat().st_mtime_ns for path in files]
+    assert main([*anew, f"--workdir={workdir}"]) == 0
+    assert before == [path.stat().st_mtime_ns for path in files]
+    assert len(before) == 2
+    for name, row in rows_of(tmp_path / "new").items():
+        assert rows_of(workdir)[name]["metrics"] == row["metrics"]
+        assert rows_of(workdir)[name]["tests"] == row["tests"]
+    capsys.readouterr()
+    records = (other / "corpus.jsonl").read_text()
+    (other / "corpus.jsonl").write_text(records + '{"_id": "new", "text": "a new passage"}\n')
+    assert main([*anew, f"--workdir={workdir}"]) == 2
+    assert f"{workdir} was started with data.corpus=" in capsys.readouterr().err
 
 
 def test_the_printed_table_line_and_search(finished, command, models, capsys):

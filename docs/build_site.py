@@ -92,13 +92,13 @@ def stage(folder: Path) -> None:
     shutil.copytree(DOCS / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.py"))
     for source, name in PAGES.items():
         text = site_links(source, read_page(ROOT / source))
-        page = _description(name) + text + _navigation(name)
+        page = _description(name, text) + text + _navigation(name)
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
     (folder / "commands.md").write_text(commands_page(), encoding="utf-8")
     (folder / "api.md").write_text(api_page(), encoding="utf-8")
 
 
-def _description(name: str) -> str:
+def _description(name: str, text: str) -> str:
     """Returns the head of a page with what search engines and links to it show: what it answers."""
     source = next(source for source, page in PAGES.items() if page == name)
     words = DESCRIPTION
@@ -106,7 +106,16 @@ def _description(name: str) -> str:
         target = os.path.relpath(ROOT / source, ROOT / "docs").replace(os.sep, "/")
         contents = (ROOT / CONTENTS).read_text(encoding="utf-8")
         (words,) = re.findall(rf"\({re.escape(target)}\) \| (.*) \|", contents)
-    return f"---\nmyst:\n  html_meta:\n    description: {json.dumps(words)}\n---\n\n"
+    (title,) = re.findall(r"\A# (.*)", text)
+    # What a link to the page shows where it is posted, by the Open Graph protocol.
+    meta = {
+        "description": words,
+        "property=og:description": words,
+        "property=og:title": title,
+        "property=og:site_name": "cocondenser_jax",
+    }
+    lines = "".join(f"    {json.dumps(key)}: {json.dumps(text)}\n" for key, text in meta.items())
+    return f"---\nmyst:\n  html_meta:\n{lines}---\n\n"
 
 
 def site_links(source: str, text: str) -> str:

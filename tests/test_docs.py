@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli import PROGRAM
@@ -48,6 +49,11 @@ def test_the_pages_for_sphinx_are_written(tmp_path):
     assert "](adapt.md)" in index
     assert "](figures/adapted.svg)" in index
     assert all(f"\n{name}\n" in index for name in names)
+    comparing = (tmp_path / "compare.md").read_text(encoding="utf-8")
+    head = yaml.safe_load(comparing.split("---\n")[1])["myst"]["html_meta"]
+    assert head["property=og:title"] == "Which model, and fused or not?"
+    assert head["description"] == head["property=og:description"]
+    assert head["description"].startswith("Which published model is best on my queries")
     laptop = (tmp_path / "adapt_on_a_laptop.md").read_text(encoding="utf-8")
     assert "```python\nMODEL = " in laptop
     api = (tmp_path / "api.md").read_text(encoding="utf-8")

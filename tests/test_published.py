@@ -116,17 +116,17 @@ def _zeros_for_what_is_missing():
         yield
 
 
-class _BeforeTheStore(Exception):
-    """Stops `adapt` where its work begins."""
+class _BeforeTraining(Exception):
+    """Stops `adapt` when it has written the model as published."""
 
 
 def _stop(*_: object) -> None:
-    raise _BeforeTheStore
+    raise _BeforeTraining
 
 
 @pytest.fixture(scope="module")
 def start_of(folder_of, data, tmp_path_factory):
-    """Lets `adapt` run until it makes the token store, once; returns what it starts from."""
+    """Lets `adapt` run without its token store, once; returns what training starts from."""
     root = tmp_path_factory.mktemp("adapt")
 
     @functools.cache
@@ -135,8 +135,9 @@ def start_of(folder_of, data, tmp_path_factory):
         model, corpus = str(folder_of(name)), str(data / "text.jsonl")
         length = f"--config.data.length={longest_input(CASES[name].folder)}"
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(adapt_module, "write_store", _stop)
-            with pytest.raises((_BeforeTheStore, UserError)) as stopped:
+            patched.setattr(adapt_module, "_start_with_store", lambda *_: None)
+            patched.setattr(adapt_module, "propose_training", _stop)
+            with pytest.raises((_BeforeTraining, UserError)) as stopped:
                 adapt_module.adapt(workdir, corpus, model, None, [length])
         if isinstance(stopped.value, UserError):
             return workdir, str(stopped.value)

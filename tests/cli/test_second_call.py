@@ -180,7 +180,7 @@ def run(place, model_folder, make_model, beir, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(workers._EXECUTORS, "local", run_here)
     monkeypatch.setattr(flags, "_PACKAGES", {})
-    monkeypatch.setattr(adapting, "write_store", stop)
+    monkeypatch.setattr(adapting, "propose_training", stop)
     encode._load_encoder_once.cache_clear()
     facts = {
         "place": place,

@@ -7,6 +7,7 @@ The right answer is that of `SentenceTransformer(folder)`: `encode_query`, `enco
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.retrieval.opening import open_index
 from cocondenser_jax.retrieval.search import search_run
-from cocondenser_jax.storage.files import read_object
+from cocondenser_jax.storage.files import read_object, write_json
 from tests.published import EXACT, ROWS, Case
 from tests.published_folders import write_folder
 from tests.published_networks import POSITIONS
@@ -120,6 +121,10 @@ class _BeforeTraining(Exception):
     """Stops `adapt` when it has written the model as published."""
 
 
+def _start_without_store(workdir: Path, settings: Mapping[str, Any], _: object) -> None:
+    write_json(workdir / "started.json", settings)
+
+
 def _stop(*_: object) -> None:
     raise _BeforeTraining
 
@@ -135,7 +140,7 @@ def start_of(folder_of, data, tmp_path_factory):
         model, corpus = str(folder_of(name)), str(data / "text.jsonl")
         length = f"--config.data.length={longest_input(CASES[name].folder)}"
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(adapt_module, "_start_with_store", lambda *_: None)
+            patched.setattr(adapt_module, "_start_with_store", _start_without_store)
             patched.setattr(adapt_module, "propose_training", _stop)
             with pytest.raises((_BeforeTraining, UserError)) as stopped:
                 adapt_module.adapt(workdir, corpus, model, None, [length])

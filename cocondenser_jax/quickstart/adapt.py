@@ -177,10 +177,7 @@ def adapt(
         make_once(workdir, published, write_resolved, start, vectors, pooled_size(original))
         training = propose_training(store, published, overrides, trainer, reading)
         trained, agreed = workdir / "model", workdir / "agreement.json"
-        train = partial(
-            make_once, workdir, trained, trainer.train, training.config, workdir / "pretraining"
-        )
-        if not agreed.exists():
+        if not (trained.exists() and agreed.exists()):
             # Before any training: these fail where BM25 finds nothing.
             sample, lexical = sample_found(store, training.documents_H, language)
             if not trained.exists():
@@ -188,12 +185,14 @@ def adapt(
                 if tested is not None:
                     rank_by_bm25(workdir / TEST, tested)
                 _log_work(training, original, tested)
-            make_once(workdir, agreed, _choose, original, train(), sample, lexical)
+            pretraining = workdir / "pretraining"
+            make_once(workdir, trained, trainer.train, training.config, pretraining)
+            make_once(workdir, agreed, _choose, original, trained, sample, lexical)
         choice = read_choice(agreed)
         models = [RankedModel(PUBLISHED, published, training.config.model.sizes[1:])]
         if choice.alpha:
             adapted = workdir / ADAPTED / "model"
-            make_once(workdir, adapted, _save_blend, original, train(), choice.alpha)
+            make_once(workdir, adapted, _save_blend, original, trained, choice.alpha)
             seconds = seconds_of(workdir, [trained, agreed])
             models.append(RankedModel(ADAPTED, adapted, models[0].sizes, seconds))
         title = f"{model}, adapted to {corpus}"

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 from transformers import TrainerState
 
-from cocondenser_jax.collection.folder import read_corpus
+from cocondenser_jax.collection.folder import read_corpus, read_split
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.finetune.bi_encoder import fill_row
@@ -151,6 +151,22 @@ def test_what_is_mapped_with_another_separator_is_not_used_again(beir, tmp_path)
         data = read_training(settings, tmp_path / "mapped", title_separator=separator)
         assert dict(data.passages) == {p.id: f"{p.title}{separator}{p.text}" for p in titled}
     assert len(list((tmp_path / "mapped").iterdir())) == 2
+
+
+def test_what_is_mapped_of_files_that_have_changed_is_not_used_again(beir, tmp_path):
+    """A kill may leave it before there are settings to compare."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    run = tmp_path / "run.trec"
+    settings = DataSettings(folder, "train", 0, str(run), 1, 9, seed=0)
+    queries, _ = read_split(folder, "train")
+    for name, text in (("d7", "one"), ("d8", "one"), ("d8", "two")):
+        write_run(run, {query: {name: 1.0} for query in queries})
+        write_records(
+            folder / "corpus.jsonl", [{"_id": p.id, "text": text} for p in read_corpus(beir)]
+        )
+        data = read_training(settings, tmp_path / "mapped")
+        assert {*data.passages.values()} == {text}
+        assert {*data.candidates["q1"]} == {name}
 
 
 def test_labels_lead_to_what_is_known():

@@ -1,5 +1,8 @@
 """The same training by JAX and by PyTorch, step by step."""
 
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.configs import adapt as adapting
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart import backends
 from cocondenser_jax.quickstart.backends import BACKENDS
@@ -69,6 +73,18 @@ def train(start, store, tmp_path_factory):
         return read_metrics(folder / "run"), folder / "model"
 
     return run
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_no_more_of_a_text_is_trained_on_than_its_folder_says(start, tmp_path, backend):
+    folder = Path(shutil.copytree(start, tmp_path / "model"))
+    settings = folder / "sentence_bert_config.json"
+    for longest in (20, 64):  # the network reads 64
+        change = {"max_seq_length": longest}
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | change))
+        reading = BACKENDS[backend].read(folder, load_tokenizer(str(folder)))
+        assert reading.longest_text == longest
+        assert SentenceTransformer(str(folder)).max_seq_length == longest
 
 
 def column(lines, name):

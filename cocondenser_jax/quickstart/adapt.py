@@ -101,6 +101,7 @@ TEST = "test"
 TO_JUDGE = "to_judge"
 _STARTED = "started.json"
 _STORE = "store"
+_UNSTARTED = "store.unstarted"  # the store, until the settings that it was made with are written
 _PASSAGES_TIMED = 64
 
 
@@ -147,7 +148,7 @@ def adapt(
     language = options.language
     require_language(language)
     require_outside(Path(model), workdir)
-    require_own(workdir / _STARTED, also=[_STORE])
+    require_own(workdir / _STARTED, also=[_UNSTARTED])
     start = find_folder(model)
     vectors = read_representation(start, options.given)
     require_loadable(network_folder(start))
@@ -207,20 +208,21 @@ def _start_with_store(
 ) -> TokenStore:
     """Starts the folder, or compares settings and corpus with its start; returns the store.
 
-    The first call reads the corpus once, for the store, which knows its checksum. Before there are
-    settings, a store is what a killed call left, whatever its settings were.
+    The first call reads the corpus once, for the store, which knows its checksum.
     """
-    first, folder = workdir / _STARTED, workdir / _STORE
+    first, folder, unstarted = (workdir / name for name in (_STARTED, _STORE, _UNSTARTED))
+    shutil.rmtree(unstarted, ignore_errors=True)  # which a killed call left
     if first.exists():
         sha256 = documents_sha256(settings["corpus"])
     else:
-        shutil.rmtree(folder, ignore_errors=True)
-        write(folder)
-        (manifest,) = open_store(folder).manifests
+        write(unstarted)
+        (manifest,) = open_store(unstarted).manifests
         sha256 = manifest["documents_sha256"]
-    # The corpus may move.
-    start_or_compare(first, {**settings, "corpus_sha256": sha256}, free=["corpus"], also=[_STORE])
-    if not folder.exists():
+    now = {**settings, "corpus_sha256": sha256}
+    start_or_compare(first, now, free=["corpus"], also=[_UNSTARTED])  # the corpus may move
+    if unstarted.exists():
+        unstarted.rename(folder)
+    elif not folder.exists():
         write(folder)
     return open_store(folder)
 

@@ -74,22 +74,28 @@ def test_a_corpus_that_has_changed_since_is_refused(model_folder, tmp_path, publ
 def test_a_start_reads_the_corpus_once_and_what_a_killed_one_left_is_made_again(
     model_folder, tmp_path, publish, monkeypatch, capsys
 ):
-    """Between the store and the settings that it was made with, a kill leaves the store alone."""
+    """Between the store and the settings that it was made with, a kill leaves that store alone."""
     monkeypatch.setattr(module, "documents_sha256", pytest.fail)
     workdir = publish(model_folder)
     for name in ("started.json", "seconds.json"):
         (workdir / name).unlink()
     shutil.rmtree(workdir / "published")
-    (workdir / "store.partial").mkdir()
+    (workdir / "store").rename(workdir / "store.unstarted")
+    (workdir / "store.unstarted.partial").mkdir()
     corpus = tmp_path / "corpus.jsonl"
     write_records(corpus, [{"text": " ".join(WORDS), "_id": "other"}])
     assert publish(model_folder) == workdir
     assert open_store(workdir / "store").document_id(0) == "other"
-    (workdir / "started.json").unlink()  # with the published model, this is no folder of a start
+    assert not (workdir / "store.unstarted").exists()
+    for name in ("started.json", "seconds.json"):
+        (workdir / name).unlink()
+    shutil.rmtree(workdir / "published")
+    kept = read_object(workdir / "store" / "manifest.json")  # perhaps the user's own store
     words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}", f"--workdir={workdir}"]
     words += ["--config.data.length=16", "--config.init_head=true"]
     assert main(words) == 2
     assert f"{workdir} already exists" in capsys.readouterr().err
+    assert read_object(workdir / "store" / "manifest.json") == kept
 
 
 @pytest.mark.parametrize("broken", ['{"text": 1', '{"text": ""}'])

@@ -86,7 +86,6 @@ ANSWERS = {
         "--passage_length=12": started("passage_length=None, now it is 12"),
         "--shard_size=20": started("shard_size=25, now it is 20"),
         "--task=0/2": "give neither --tasks nor --parquet",
-        "--near_duplicates": started("near_duplicates=False, now it is True"),
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,  # no task is left
         "--executor=ray": OBEYED,

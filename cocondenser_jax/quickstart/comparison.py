@@ -28,7 +28,7 @@ from cocondenser_jax.collection.trec import Qrels, read_run, write_run
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import parse_metric
 from cocondenser_jax.quickstart.sample import read_sampled, require_room, write_sample
-from cocondenser_jax.quickstart.steps import make_once, seconds_of
+from cocondenser_jax.quickstart.steps import make_once, remove_results, seconds_of
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, Searched, write_bm25_run
 from cocondenser_jax.retrieval.embeddings import read_manifest
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
@@ -180,8 +180,8 @@ def _start_on_judgments(workdir: Path, started: Mapping[str, Any]) -> None:
     if read_object(path) == started:
         return
     logger.info("%s: other judgments or queries: ranking again, by the same vectors", workdir)
-    for run in [*workdir.glob("*.trec"), *(workdir / "models").rglob("*.trec")]:
-        run.unlink()
+    runs = [*workdir.glob("*.trec"), *(workdir / "models").rglob("*.trec")]
+    remove_results(workdir, runs)
     write_json(path, started)
 
 

@@ -1,7 +1,7 @@
 """The steps of a pipeline: each makes a file or folder, once, and is timed."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVarTuple
 
@@ -52,6 +52,16 @@ def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
     """Returns how many seconds `make_once` took for some results, in all."""
     seconds = read_object(workdir / SECONDS)
     return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)
+
+
+def remove_results(workdir: Path, results: Sequence[Path]) -> None:
+    """Removes files that `make_once` made, and how long they took, so that they are made again."""
+    seconds = read_object(workdir / SECONDS, {})
+    for result in results:
+        seconds.pop(result.relative_to(workdir).as_posix(), None)
+    write_json(workdir / SECONDS, seconds)  # first: what a kill leaves is removed by the next call
+    for result in results:
+        result.unlink()
 
 
 def write_store(source: str, tokenizer: Path, max_tokens: int, out: Path) -> None:

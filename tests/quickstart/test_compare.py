@@ -20,6 +20,7 @@ from cocondenser_jax.quickstart import comparison
 from cocondenser_jax.quickstart.compare import describe_best, find_rival, name_models
 from cocondenser_jax.quickstart.comparison import Trial
 from cocondenser_jax.retrieval.fuse import fuse_runs
+from cocondenser_jax.storage.files import read_object, write_json
 from tests.world import comparison_of, write_qrels, write_retriever
 
 pytestmark = pytest.mark.timeout(900)
@@ -138,7 +139,13 @@ def test_other_judgments_are_ranked_by_the_same_vectors(
     assert main([*anew, f"--workdir={tmp_path / 'new'}"]) == 0
     files = list(workdir.rglob("*.arrow"))
     before = [path.stat().st_mtime_ns for path in files]
+    seconds = read_object(workdir / "seconds.json")
+    runs = [name for name in seconds if name.endswith(".trec")]
+    write_json(workdir / "seconds.json", seconds | dict.fromkeys(runs, 1e6))
     assert main([*anew, f"--workdir={workdir}"]) == 0
+    again = read_object(workdir / "seconds.json")
+    assert len(runs) > 2
+    assert all(again[name] < 1e6 for name in runs)  # of the ranking that is there
     assert before == [path.stat().st_mtime_ns for path in files]
     assert len(before) == 2
     for name, row in rows_of(tmp_path / "new").items():

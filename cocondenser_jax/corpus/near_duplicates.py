@@ -33,6 +33,7 @@ from cocondenser_jax.corpus.tasks import (
     documents_of_task,
     duplicates_of_task,
     map_rows,
+    map_task,
     read_task,
     require_unchanged,
     rows_of_range,
@@ -173,8 +174,7 @@ def near_duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
 
 def _rows_of_task(work: Path, index: int) -> np.ndarray:
     """Reads the rows of `find_near_duplicates` about a task's documents."""
-    path = stage_file(work, "near_duplicates", 0)
-    rows_Cx5 = np.load(path, mmap_mode="r", allow_pickle=False)
+    rows_Cx5 = map_task(work, "near_duplicates", 0)
     begin, end = np.searchsorted(rows_Cx5[:, 0], [index, index + 1])
     return rows_Cx5[begin:end]
 
@@ -184,9 +184,7 @@ def write_list(work: Path, task: tuple[int, int], path: Path) -> None:
 
     @functools.cache
     def names_of_task(index: int) -> tuple[np.ndarray, np.ndarray]:
-        paths = [stage_file(work, stage, index) for stage in ("names", "name_ends")]
-        names, ends = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
-        return names, ends
+        return map_task(work, "names", index), map_task(work, "name_ends", index)
 
     def name(index: int, number: int) -> str:
         names, ends = names_of_task(index)

@@ -113,8 +113,13 @@ def duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
 
 def map_rows(work: Path, stage: str, n_tasks: int) -> list[np.ndarray]:
     """Maps what all tasks of a stage wrote."""
-    paths = [stage_file(work, stage, index) for index in range(n_tasks)]
-    return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+    return [map_task(work, stage, index) for index in range(n_tasks)]
+
+
+def map_task(work: Path, stage: str, index: int) -> np.ndarray:
+    """Maps what a task of a stage wrote."""
+    rows: np.ndarray = np.load(stage_file(work, stage, index), mmap_mode="r", allow_pickle=False)
+    return rows
 
 
 def rows_of_range(rows_of_tasks: Sequence[np.ndarray], part: tuple[int, int]) -> np.ndarray:

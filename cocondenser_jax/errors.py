@@ -58,9 +58,9 @@ class UnsupportedError(UserError):
 
 
 @functools.cache
-def warn_once(logger: logging.Logger, line: str) -> None:
-    """Logs a warning that would come again each time a file is read."""
-    logger.warning("%s", line)
+def log_once(logger: logging.Logger, line: str, level: int = logging.WARNING) -> None:
+    """Logs a line that would come again each time a file is read."""
+    logger.log(level, "%s", line)
 
 
 def escape_control(text: str) -> str:

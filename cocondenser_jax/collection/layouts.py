@@ -4,6 +4,7 @@ docs/data.md lists what is read. `corpus.sources` opens passages, `tables` reads
 `trec` reads judgments. Any file may be compressed (.gz, .xz, .zst).
 """
 
+import logging
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain
@@ -13,11 +14,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from cocondenser_jax.collection.trec import require_run_id
-from cocondenser_jax.corpus.records import Record, decode, log_once, to_document
+from cocondenser_jax.corpus.records import Record, decode, to_document
 from cocondenser_jax.corpus.sources import open_records
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.storage.files import numbered_lines, parse_object, without_surrogates
 from cocondenser_jax.storage.tables import names_an_id, plain_suffix, read_rows
+
+logger = logging.getLogger(__name__)
 
 _IDS = ("_id", "id")
 _QUERY_IDS = (*_IDS, "query_id")
@@ -105,7 +108,8 @@ def _require_numbers(record: Record, source: str | Path, numbered: bool) -> None
         raise UserError(f"{record.where} has no `_id`, but `{name}`: rename that to `_id`")
     if not numbered:
         raise UserError(f"{record.where} has no `_id`: judgments name passages by their ids")
-    log_once(f"{source}: its passages have no ids, and are numbered by line or row")
+    line = f"{source}: its passages have no ids, and are numbered by line or row"
+    log_once(logger, line, logging.INFO)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

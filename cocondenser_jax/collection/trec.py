@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cocondenser_jax.errors import UserError, warn_once
+from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.storage.files import new_file, numbered_lines
 from cocondenser_jax.storage.tables import find_columns
 
@@ -64,7 +64,7 @@ def read_qrels(path: Path) -> Qrels:
         empty = f": {n_empty} lines have no score yet" if n_empty else ""
         raise UserError(f"{path} holds no judgments{empty}")
     if n_empty:
-        warn_once(logger, f"{path}: {n_empty} lines have no score: they are left out")
+        log_once(logger, f"{path}: {n_empty} lines have no score: they are left out")
     return qrels
 
 

@@ -1,16 +1,12 @@
 """Turns records of any library into documents, and its errors into one line."""
 
 import datetime
-import functools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError, name_extra, whole_message
 from cocondenser_jax.storage.files import without_surrogates
-
-logger = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 50_000_000
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
@@ -136,12 +132,6 @@ def decode(value: Any, field: str, where: str) -> Any:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{where}: `{field}` is not UTF-8") from None
-
-
-@functools.cache
-def log_once(line: str) -> None:
-    """Logs a line that would come again each time a source is read."""
-    logger.info("%s", line)
 
 
 def check_size(n_bytes: int, where: str) -> None:

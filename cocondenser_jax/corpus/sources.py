@@ -22,7 +22,6 @@ from cocondenser_jax.corpus.records import (
     Record,
     RecordPiece,
     check_size,
-    log_once,
     named_errors,
     record_piece,
     to_document,
@@ -31,7 +30,7 @@ from cocondenser_jax.errors import (
     UserError,
     escape_control,
     first_three,
-    warn_once,
+    log_once,
 )
 from cocondenser_jax.storage.files import parse_object, read_lines
 from cocondenser_jax.storage.tables import (
@@ -148,7 +147,7 @@ def _files_in(folder: Path) -> list[Path]:
     if len(files) > 1 or others:
         names = first_three([file.name for file in files])
         rest = f"; not {first_three(others)}" if others else ""
-        log_once(f"{folder}: reading {names}{rest}")
+        log_once(logger, f"{folder}: reading {names}{rest}", logging.INFO)
     return files
 
 
@@ -201,7 +200,7 @@ def _warn_of_unread(path: Path, names: Iterable[str], kind: str) -> None:
     """Logs which fields are not read where none is the title: one of them may be."""
     others = [name for name in names if name not in (*FIELDS, "url")]
     if others and "title" not in names:
-        warn_once(
+        log_once(
             logger,
             f"{path}: not reading {first_three(others)}; a {kind} of titles must be named title",
         )

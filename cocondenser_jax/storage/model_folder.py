@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cocondenser_jax.errors import UserError, warn_once
+from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.known_models import KnownModel, find_known_model
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
@@ -146,7 +146,7 @@ def read_representation(
                     " them: expected a bi-encoder (--pooling and --similarity make one of it all"
                     " the same)"
                 )
-            warn_once(
+            log_once(
                 logger,
                 f"{folder} has no {MODULES}: pooling {assumed.pooling} and similarity"
                 f" {assumed.similarity} are assumed, as in {name or 'sentence-transformers'};"
@@ -156,7 +156,7 @@ def read_representation(
         assumed = with_given(assumed, known.prompts)
         if given.query_prompt is None or given.passage_prompt is None:
             prompts = dict(assumed.prompts)
-            warn_once(
+            log_once(
                 logger,
                 f"{folder} names no prompts: those of {name} are used,"
                 f" {query_prompt(prompts)!r} for queries and {passage_prompt(prompts)!r} for"

@@ -43,9 +43,14 @@ def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
     for row in rows:
         print(json.dumps(row), flush=True)
         printed.append(row)
+    write_rows(printed, json_out)
+
+
+def write_rows(rows: Rows, json_out: Path | None) -> None:
+    """Writes rows to `json_out`, if there is one."""
     if json_out:
         json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(printed, indent=1) + "\n")
+        json_out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def table(rows: Rows) -> str:

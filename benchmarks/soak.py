@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.results import report
+from benchmarks.results import report, write_rows
 from cocondenser_jax.storage.files import file_sha256
 
 KILLS_PER_RUN = 10
@@ -120,11 +120,9 @@ def main() -> None:
             for run in soak(command, Path(folder), arguments.kills, rng, name=name):
                 runs[name].append(run)
                 bar.update(len(run.kills))
-    if arguments.names == ["pretrain"]:
-        rows = table(runs["pretrain"])
-    else:
-        rows = [{"command": name, **_count(runs[name])} for name in runs]
-    report(iter(rows), arguments.json_out)
+                # It takes hours: what was found so far stays if it is stopped.
+                write_rows(rows(runs), arguments.json_out)
+    report(rows(runs), arguments.json_out)
     sys.exit(int(not all(run.survived for several in runs.values() for run in several)))
 
 
@@ -182,6 +180,13 @@ def soak(
         ended_well = is_finished or start(workdir).wait() == 0
         yield Run(kills, ended_well and outcome(workdir) == expected)
         number += 1
+
+
+def rows(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
+    """Returns a row per moment for `pretrain` alone, else a row per command."""
+    if list(runs) == ["pretrain"]:
+        return table(runs["pretrain"])
+    return [{"command": name, **_count(several)} for name, several in runs.items()]
 
 
 def table(runs: Sequence[Run]) -> list[dict[str, Any]]:

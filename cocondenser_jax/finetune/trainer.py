@@ -72,8 +72,11 @@ class TrainerSettings(NamedTuple):
 
     @property
     def mapped(self) -> Path:
-        """The folder in the workdir for what is mapped from disk, until the run ends."""
-        return self.workdir / "mapped"
+        """The folder in the workdir for what is mapped from disk, until the run ends.
+
+        The run deletes it, so no user's folder may have its name.
+        """
+        return self.workdir / "finetune.mapped"
 
 
 def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:

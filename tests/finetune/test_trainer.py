@@ -95,7 +95,7 @@ def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatc
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "finetune.json",
         "checkpoints",
-        "mapped",
+        "finetune.mapped",
     }
 
 
@@ -222,7 +222,7 @@ def test_what_is_mapped_is_made_once_and_goes_at_the_end(inputs, monkeypatch, tm
     with monkeypatch.context() as patch:
         end_at(patch, 4)
         finetune_until_killed(make_config(inputs), run)
-    made = {path: path.stat().st_mtime_ns for path in run.glob("mapped/*/*")}
+    made = {path: path.stat().st_mtime_ns for path in run.glob("finetune.mapped/*/*")}
     assert {path.name for path in made} == {
         "digests.npy",
         "passages.arrow",
@@ -232,9 +232,18 @@ def test_what_is_mapped_is_made_once_and_goes_at_the_end(inputs, monkeypatch, tm
     with monkeypatch.context() as patch:
         end_at(patch, 5)
         finetune_until_killed(make_config(inputs), run)
-    assert {path: path.stat().st_mtime_ns for path in run.glob("mapped/*/*")} == made
+    assert {path: path.stat().st_mtime_ns for path in run.glob("finetune.mapped/*/*")} == made
     finetune(make_config(inputs), run)
     assert {path.name for path in run.iterdir()} == {"finetune.json", "metrics.jsonl", "retriever"}
+
+
+def test_a_folder_of_another_is_not_taken_for_what_is_mapped(inputs, tmp_path):
+    kept = tmp_path / "run" / "mapped" / "map.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    with pytest.raises(UserError, match="already exists"):
+        finetune(make_config(inputs), tmp_path / "run")
+    assert kept.read_text() == "mine"
 
 
 def test_a_mistake_in_the_data_leaves_nothing(inputs, tmp_path):

@@ -93,13 +93,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
     """Prints one name and value per line; also writes them to `json_out`, if any.
 
-    The names of nested values are joined by dots.
+    The names of nested values are joined by dots; what is None or empty is not printed.
     """
-    flat = flatten(metrics)
+    flat = {name: value for name, value in flatten(metrics).items() if value not in (None, "", [])}
     width = max(map(len, flat))
     for name, value in flat.items():
         shown = value
-        if isinstance(value, float):
+        if isinstance(value, bool):
+            shown = "yes" if value else "no"
+        elif isinstance(value, float):
             shown = f"{value:.4f}"
         elif isinstance(value, int):
             shown = f"{value:,}"

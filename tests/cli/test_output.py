@@ -1,6 +1,7 @@
 """What a command prints where nobody watches a terminal."""
 
 import io
+import json
 
 from tqdm import tqdm
 
@@ -58,3 +59,20 @@ def test_a_command_that_writes_to_a_file_redraws_nothing(model_folder, beir, tmp
     err = capfd.readouterr().err
     assert "\r" not in err
     assert sum(line.startswith("encode: 100%") for line in err.splitlines()) == 1
+
+
+def test_metrics_are_printed_as_a_reader_expects(capsys, tmp_path):
+    metrics = {
+        "passages": 12345,
+        "loss": 0.25,
+        "model": {"normalized": True, "truncated": False, "prompt": None, "sizes": []},
+        "name": "",
+    }
+    output.print_metrics(metrics, tmp_path / "metrics.json")
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["passages", "12,345"],
+        ["loss", "0.2500"],
+        ["model.normalized", "yes"],
+        ["model.truncated", "no"],
+    ]
+    assert json.loads((tmp_path / "metrics.json").read_text()) == metrics

@@ -7,6 +7,8 @@ are called there is in `convert/names.py`.
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+MAX_LAYERS = 1_000  # more would fill the memory before anything else could be found wrong with them
+
 
 class Vocabulary(NamedTuple):
     """The vocabulary of a family's published models."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from cocondenser_jax.backbones import BACKBONES, Backbone, first_position
+from cocondenser_jax.backbones import BACKBONES, MAX_LAYERS, Backbone, first_position
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     ACTIVATIONS,
@@ -25,12 +25,11 @@ SIZES = (  # that every `config.json` holds
     "max_position_embeddings",
 )
 _SIZE = (1, 10_000_000)  # published ones are far below
-_LAYERS = 1_000  # more would fill the memory before anything else could be found wrong with them
 # The least and the most that a number may be; those that are settings are declared with them.
 BOUNDS: dict[str, tuple[float, float]] = {
     "vocab_size": _SIZE,
     "hidden_size": _SIZE,
-    "num_hidden_layers": (1, _LAYERS),
+    "num_hidden_layers": (1, MAX_LAYERS),
     "num_attention_heads": _SIZE,
     "intermediate_size": _SIZE,
     "max_position_embeddings": (3, 10_000_000),  # [CLS], a token, [SEP]
@@ -43,8 +42,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "global_attn_every_n_layers": _SIZE,
     "global_rope_theta": (1, 1_000_000_000_000),
     "local_rope_theta": (1, 1_000_000_000_000),
-    "n_head_layers": (0, _LAYERS),
-    "skip_from": (0, _LAYERS),
+    "n_head_layers": (0, MAX_LAYERS),
+    "skip_from": (0, MAX_LAYERS),
 }
 
 

@@ -1,7 +1,7 @@
 """What stands between a model folder and the libraries that load it."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ import transformers
 from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from cocondenser_jax.backbones import find_backbone
+from cocondenser_jax.backbones import MAX_LAYERS, find_backbone
 from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import TOKENIZERS
 
+_LAYERS = "num_hidden_layers"  # transformers' name for all families, beside a family's own
 # Without it, the libraries would ask on the terminal whether to run the code of a folder.
 NO_CODE = {"trust_remote_code": False}
 NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": NO_CODE, "processor_kwargs": NO_CODE}
@@ -31,6 +32,7 @@ def require_loadable(folder: Path) -> None:
         raise UserError(
             f"{folder} needs code of its own (auto_map in its config.json), which is never run"
         )
+    _require_layers(folder, config)
     # transformers (5.23) computes absolute ones whatever is said.
     positions = config.get("position_embedding_type") or "absolute"
     if find_backbone(model_type) and positions != "absolute":
@@ -43,6 +45,19 @@ def require_loadable(folder: Path) -> None:
         raise UserError(
             f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or the like"
         )
+
+
+def _require_layers(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises a UserError for more layers than any network has: transformers makes them first."""
+    model_type = config.get("model_type")
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    synonyms = CONFIG_MAPPING[model_type].attribute_map if known else {}
+    for name in (_LAYERS, synonyms.get(_LAYERS, _LAYERS)):
+        n_layers = config.get(name)
+        if isinstance(n_layers, int) and n_layers > MAX_LAYERS:
+            raise UserError(
+                f"{folder}/config.json: {name} is {n_layers:,}; expected at most {MAX_LAYERS:,}"
+            )
 
 
 @contextlib.contextmanager

@@ -55,6 +55,22 @@ def test_relative_positions_of_older_releases_are_refused(of_kind):
         load(folder)
 
 
+def test_more_layers_than_any_network_has_are_refused_before_they_are_made(of_kind):
+    folder, load = of_kind
+    change(folder / "config.json", num_hidden_layers=1 << 31)
+    with pytest.raises(UserError, match="num_hidden_layers is 2,147,483,648; expected at most 1,0"):
+        load(folder)
+
+
+def test_layers_are_counted_by_the_name_of_the_family(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    change(folder / "config.json", model_type="distilbert", n_layers=1_000)
+    require_loadable(folder)
+    change(folder / "config.json", n_layers=1_001)
+    with pytest.raises(UserError, match="n_layers is 1,001; expected at most 1,000"):
+        require_loadable(folder)
+
+
 def test_more_tokens_than_rows_are_refused(of_kind):
     folder, load = of_kind
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

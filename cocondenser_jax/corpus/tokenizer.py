@@ -195,7 +195,7 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
     backend.encode_special_tokens = True
-    state = json.loads(backend.to_str())
+    state = _state(backend)
     entries = backend.get_vocab(with_added_tokens=True)
     _require_words(state["model"], entries, name)
     kind = _kind(state, entries.keys())
@@ -234,6 +234,18 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         joins_space=joins_space,
         sha256=_checksum(entries, state),
     )
+
+
+def _state(backend: Tokenizer) -> dict[str, Any]:
+    """Returns what a tokenizer is as JSON, which the library makes of all ids up to the largest."""
+    entries = backend.get_vocab(with_added_tokens=True)
+    token = max(entries, key=entries.__getitem__, default=None)
+    if token is not None and entries[token] >= _LARGEST:
+        raise UserError(
+            f"token {token!r} has the id {entries[token]:,}: expected less than {_LARGEST:,}"
+        )
+    state: dict[str, Any] = json.loads(backend.to_str())
+    return state
 
 
 def _unknown_id(model: Mapping[str, Any], entries: Mapping[str, int]) -> int | None:
@@ -343,7 +355,7 @@ def _read_folder(folder: Path) -> Tokenizer:
     try:
         if file.exists():
             backend = Tokenizer.from_file(str(file))
-            state = json.loads(backend.to_str())
+            state = _state(backend)
             if _kind(state, backend.get_vocab(with_added_tokens=True).keys()):
                 return backend
         # What the library reads of an unknown family is what its models are searched with.

@@ -49,9 +49,9 @@ def require_loadable(folder: Path) -> None:
 
 def _require_layers(folder: Path, config: Mapping[str, Any]) -> None:
     """Raises a UserError for more layers than any network has: transformers makes them first."""
-    model_type = config.get("model_type")
-    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-    synonyms = CONFIG_MAPPING[model_type].attribute_map if known else {}
+    family = config.get("model_type")
+    is_known = isinstance(family, str) and family in CONFIG_MAPPING
+    synonyms = CONFIG_MAPPING[str(family)].attribute_map if is_known else {}
     for name in (_LAYERS, synonyms.get(_LAYERS, _LAYERS)):
         n_layers = config.get(name)
         if isinstance(n_layers, int) and n_layers > MAX_LAYERS:

@@ -250,3 +250,14 @@ def test_unigrams_of_special_tokens_alone_make_unknown_tokens(unigrams):
     tokenizer = span_tokenizer(Tokenizer.from_str(json.dumps(state)), "changed")
     unknown = state["model"]["unk_id"]
     assert set(tokenizer.backend.encode("words", add_special_tokens=False).ids) == {unknown}
+
+
+def test_an_id_too_large_for_any_vocabulary_is_refused(wordpiece_folder, tmp_path):
+    """tokenizers writes a vocabulary with all ids up to the largest, whatever memory that takes."""
+    save_tokenizer(load_tokenizer(str(wordpiece_folder)), tmp_path)
+    rules = json.loads((tmp_path / "tokenizer.json").read_text())
+    (token, *_) = reversed(rules["model"]["vocab"])
+    rules["model"]["vocab"][token] = 10_000_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    with pytest.raises(UserError, match=f"token '{token}' has the id 10,000,000: expected less"):
+        load_tokenizer(str(tmp_path))

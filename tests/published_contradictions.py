@@ -264,6 +264,8 @@ def _set(path: Path, keys: Sequence[str], value: Any) -> None:
         inside = _inside(inside, key)
         if inside is None:
             return
+    if isinstance(inside, list) and not keys[-1].isdecimal():
+        return  # an earlier change put a list where a value with names was
     _put(inside, keys[-1], value)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
@@ -272,7 +274,7 @@ def _set(path: Path, keys: Sequence[str], value: Any) -> None:
 def _inside(content: Any, key: str) -> Any:
     match content:
         case list():
-            return content[int(key)] if int(key) < len(content) else None
+            return content[int(key)] if key.isdecimal() and int(key) < len(content) else None
         case dict():
             found = content.get(key)
             return found if isinstance(found, dict | list) else None

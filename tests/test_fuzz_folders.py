@@ -95,7 +95,8 @@ def _encode(config, params, ids_BxL, mask_BxL, prompt_lengths_B=None):
 def by_the_library(folder: Path) -> Vectors | None:
     """Asks the library, in float32; returns None where it refuses the folder.
 
-    Texts are cut where a table of positions ends: there it fails with an IndexError.
+    Texts are cut where a table of positions ends: there it fails with an IndexError, also where a
+    folder has a limit of 0, which is none to the library.
     """
     try:
         model = SentenceTransformer(
@@ -105,7 +106,7 @@ def by_the_library(folder: Path) -> Vectors | None:
             longest = max_tokens(model.transformers_model.config)
             for name in ("max_seq_length", "query_length", "document_length"):
                 said = getattr(model[0], name)
-                setattr(model[0], name, said if said is None else min(said, longest))
+                setattr(model[0], name, said if said is None else min(said or longest, longest))
         passage = passage_prompt(model.prompts)
         options: dict[str, Any] = {"convert_to_tensor": True}
         queries = model.encode_query(TEXTS, **options)

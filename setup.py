@@ -89,6 +89,7 @@ setup(
         "fsspec>=2025.3",
         "huggingface_hub>=1.31",
         "ir-measures>=0.4",
+        "markdown-it-py>=3",
         "ml_collections>=1.1",
         "pyarrow>=24",
         "safetensors>=0.8",

@@ -228,8 +228,9 @@ def require_one(**places: str | Path | None) -> None:
 
 # What `corpus.sources.open_records` reads.
 SOURCE = (
-    "a .txt, .jsonl, .tsv or .parquet file, a folder of them or of passages, pydocs[:PACKAGE,...],"
-    " hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT], beir:NAME, nano:NAME, ir:NAME (docs/data.md)"
+    "a .txt, .md, .jsonl, .tsv or .parquet file, a folder of them or of passages,"
+    " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT], beir:NAME, nano:NAME,"
+    " ir:NAME (docs/data.md)"
 )
 
 

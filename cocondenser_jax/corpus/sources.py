@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from cocondenser_jax.corpus.markdown import read_sections
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.records import (
     FIELDS,
@@ -45,12 +46,14 @@ from cocondenser_jax.storage.tables import (
 
 logger = logging.getLogger(__name__)
 
-ACCEPTED_FILES = "a .txt, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder of them"
+ACCEPTED_FILES = (
+    "a .txt, .md, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder of them"
+)
 ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
-_FILE_NAME = re.compile(r".*\.((txt|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
+_FILE_NAME = re.compile(r".*\.((txt|md|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
 # Of a dataset in a folder, these are read without its library, which would read all columns and
 # refuse files in which one that is not needed has another type.
 _OWN_SUFFIXES = (".jsonl", ".parquet")
@@ -102,10 +105,11 @@ def open_records(source: str) -> list[RecordPiece]:
 
     Args:
       source: `pydocs` or `pydocs:PACKAGE,PACKAGE` (docstrings of installed packages); a path
-        that ends in `.txt` (a document per line, or separated by blank lines if it has any),
-        `.jsonl` or `.parquet` (records with `text`, or `title` and `text`, or `spans`; the id in
-        `_id` or `id`, else the number of line or row) or `.tsv` (see `tables`; URLs are not read),
-        each but Parquet also compressed; a folder (see `choose_files`);
+        that ends in `.txt` (a document per line, or separated by blank lines if it has any), `.md`
+        (a document per section), `.jsonl` or `.parquet` (records with `text`, or `title` and
+        `text`, or `spans`; the id in `_id` or `id`, else the number of line or row) or `.tsv` (see
+        `tables`; URLs are not read), each but Parquet also compressed; a folder (see
+        `choose_files`);
         `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`, which is streamed; `tfds:NAME_OR_FOLDER[:SPLIT]`.
     """
     scheme, _, name = source.partition(":")
@@ -142,7 +146,7 @@ def _files_in(folder: Path) -> list[Path]:
     found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     files = [Path(name) for name in choose_files(str(path) for path in found if path.is_file())]
     if not files:
-        raise UserError(f"folder {folder} holds no .txt, .jsonl, .tsv or .parquet file")
+        raise UserError(f"folder {folder} holds no .txt, .md, .jsonl, .tsv or .parquet file")
     others = [path.name for path in sorted({*found}.difference(files))]
     if len(files) > 1 or others:
         names = first_three([file.name for file in files])
@@ -152,13 +156,30 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def choose_files(paths: Iterable[str]) -> list[str]:
-    """Chooses what to read of a folder: all ACCEPTED_FILES, or a data set's passages alone."""
+    """Chooses what to read of a folder: all ACCEPTED_FILES, or a data set's passages alone.
+
+    A README.md describes the files beside it. It is a document among others in Markdown only.
+
+    Raises:
+      UserError: if other Markdown files are beside files of other kinds: which of them are
+        documents is not known.
+    """
     files = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
     # From last to first: a plain file goes before its archive.
     by_name = {plain_name(Path(path)): path for path in reversed(files)}
     for name in PASSAGE_FILES:
         if name in by_name:
             return [by_name[name]]
+    markdown = [path for path in files if plain_suffix(Path(path)) == ".md"]
+    others = sorted({*files}.difference(markdown))
+    if all(plain_name(Path(path)).lower() == "readme.md" for path in markdown):
+        return others
+    if others:
+        folder, _, name = markdown[0].rpartition("/")
+        raise UserError(
+            f"{folder} holds Markdown ({name}) and other files ({Path(others[0]).name}): expected"
+            " documents of one of the two kinds, and the other kind in another folder"
+        )
     return files
 
 
@@ -170,6 +191,8 @@ def _file_pieces(path: Path, prefix: str) -> list[RecordPiece]:
         return [functools.partial(_read_objects, path, prefix)]
     if suffix == ".txt":
         return [functools.partial(_read_text, path, prefix)]
+    if suffix == ".md":
+        return [functools.partial(_read_markdown, path, prefix)]
     return [functools.partial(_read_table, path)]
 
 
@@ -222,6 +245,17 @@ def _read_text(path: Path, prefix: str) -> Iterator[Record]:
             check_size(n_bytes, where)
             texts.append(text)
         yield Record({"text": "\n".join(texts)}, f"{prefix}{first}", where)
+
+
+def _read_markdown(path: Path, prefix: str) -> Iterator[Record]:
+    lines = []
+    n_bytes = 0
+    for _, line in _lines(path):
+        n_bytes += len(line.encode())
+        check_size(n_bytes, str(path))
+        lines.append(line)
+    for number, title, text in read_sections(lines):
+        yield Record({"title": title, "text": text}, f"{prefix}{number}", f"{path}:{number}")
 
 
 def _blocks(path: Path) -> Iterator[Iterator[tuple[int, str]]]:

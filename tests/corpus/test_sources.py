@@ -141,7 +141,7 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     assert choose_files(["gs://b/corpus.tsv.gz", "gs://b/z.txt", "gs://b/corpus.tsv"]) == [
         "gs://b/corpus.tsv"
     ]
-    assert choose_files(["gs://b/z.txt", "gs://b/my.tsv", "gs://b/x.md"]) == [
+    assert choose_files(["gs://b/z.txt", "gs://b/my.tsv", "gs://b/README.md"]) == [
         *("gs://b/my.tsv", "gs://b/z.txt"),
     ]
 
@@ -228,7 +228,7 @@ def test_names_of_files_become_ids_whatever_they_are(tmp_path):
 
 
 def test_a_folder_without_text_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"holds no \.txt, \.jsonl, \.tsv or \.parquet file"):
+    with pytest.raises(UserError, match=r"holds no \.txt, \.md, \.jsonl, \.tsv or \.parquet file"):
         list(read_documents(str(tmp_path)))
 
 

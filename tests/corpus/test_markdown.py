@@ -1,0 +1,137 @@
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from cocondenser_jax.collection.layouts import read_passages
+from cocondenser_jax.corpus.markdown import read_sections
+from cocondenser_jax.corpus.records import Document
+from cocondenser_jax.corpus.sources import choose_files, read_documents
+from cocondenser_jax.errors import UserError
+from tests.world import COMPRESSIONS, write_records
+
+GUIDE = """\
+Words before all headings.
+
+# The  guide
+
+    # code that is indented
+
+Install it.
+Then run it.
+
+## Options
+
+### `--fast` ###
+Faster.
+
+```bash
+# a comment, no heading
+```
+
+> # a quotation
+
+Slow
+====
+- # in a list
+
+#no heading
+
+## Empty
+"""
+SECTIONS = [
+    Document("1", "Words before all headings."),
+    Document("3", "The guide\n# code that is indented\n\nInstall it.\nThen run it."),
+    Document(
+        "12",
+        "The guide: Options: `--fast`\nFaster.\n\n```bash\n# a comment, no heading\n```\n\n"
+        "> # a quotation",
+    ),
+    Document("21", "Slow\n- # in a list\n\n#no heading"),
+]
+
+
+def sections(text):
+    return [tuple(each) for each in read_sections(text.split("\n"))]
+
+
+@pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
+def test_a_section_is_a_document_with_the_headings_above_it(tmp_path, suffix):
+    path = tmp_path / f"guide.md{suffix}"
+    data = GUIDE.replace("\n", "\r\n").encode()
+    path.write_bytes(COMPRESSIONS[suffix](data) if suffix else data)
+    assert list(read_documents(str(path))) == SECTIONS
+    passage = [*read_passages(path)][2]
+    assert (passage.id, passage.title) == ("12", "The guide: Options: `--fast`")
+    assert passage.text.startswith("Faster.")
+
+
+def test_sections_are_those_of_the_page_that_a_renderer_makes():
+    """Without its headings, the rendered text is that of the rendered sections."""
+
+    def plain(html):
+        return re.sub(r"<h\d>.*?</h\d>|<[^>]+>|\s", "", html, flags=re.DOTALL)
+
+    render = MarkdownIt("commonmark").render
+    page = GUIDE.replace("> # a quotation", "").replace("- # in a list", "")
+    assert plain(render(page)) == "".join(plain(render(text)) for _, _, text in sections(page))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("---\ntitle: 'A page'\nlayout: post\n---\nHello.\n", (1, "A page", "Hello.")),
+        ("---\nlayout: post\n...\n# A page\nHello.\n", (4, "A page", "Hello.")),
+        ("---\ntitle: The site\n---\n# A page\nHello.", (4, "The site: A page", "Hello.")),
+        ("---\nNote: a break.\n\nMore.\n\n---\n", (1, "", "---\nNote: a break.\n\nMore.\n\n---")),
+        ("---\nA text.\n\n---\n", (1, "", "---\nA text.\n\n---")),
+        ("---\ntitle: of nothing\n", (1, "", "---\ntitle: of nothing")),
+        ("a\rb\n# T\nc", (1, "", "a b")),
+    ],
+)
+def test_metadata_is_no_text_but_names_a_title(text, expected):
+    assert sections(text)[0] == expected
+
+
+def test_a_file_without_headings_is_one_document_and_one_without_text_is_none(tmp_path):
+    assert sections("one\n\ntwo\n") == [(1, "", "one\n\ntwo")]
+    assert sections("# Title\n\n## Another\n") == sections("") == []
+    (tmp_path / "a.md").write_text("# Title\n")
+    with pytest.raises(UserError, match=r"a\.md holds no documents"):
+        list(read_documents(str(tmp_path / "a.md")))
+
+
+def test_a_folder_of_markdown_is_read_with_its_readme(tmp_path):
+    (tmp_path / "guide.md").write_text("# Guide\nOne.\n## More\nTwo.\n")
+    (tmp_path / "README.md").write_text("All pages.\n")
+    (tmp_path / "table.csv").write_text("not,read\n")
+    assert list(read_documents(str(tmp_path))) == [
+        Document("README.md:1", "All pages."),
+        Document("guide.md:1", "Guide\nOne."),
+        Document("guide.md:3", "Guide: More\nTwo."),
+    ]
+
+
+def test_a_readme_describes_other_files_and_is_no_document(tmp_path):
+    (tmp_path / "README.md").write_text("# Data\nWhere it is from.\n")
+    assert len(list(read_documents(str(tmp_path / "README.md")))) == 1
+    with pytest.raises(UserError, match=r"holds no \.txt, \.md, "):
+        list(read_documents(str(tmp_path)))
+    write_records(tmp_path / "a.jsonl", [{"text": "A."}])
+    assert list(read_documents(str(tmp_path))) == [Document("1", "A.")]
+
+
+@pytest.mark.parametrize("other", ["a.txt", "a.jsonl", "a.tsv.gz", "a.parquet"])
+def test_markdown_beside_other_files_is_refused(other):
+    message = r"d holds Markdown \(NOTES\.md\) and other files \(a\.\w+(\.gz)?\): expected"
+    with pytest.raises(UserError, match=message):
+        choose_files([f"d/{name}" for name in ("NOTES.md", "README.md", other)])
+    # A data set's passages are known by their name.
+    assert choose_files(["d/NOTES.md", "d/corpus.jsonl"]) == ["d/corpus.jsonl"]
+
+
+def test_a_giant_text_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("cocondenser_jax.corpus.records.MAX_DOCUMENT_BYTES", 1000)
+    (tmp_path / "a.md").write_text("# T\n" + "words\n" * 300)
+    with pytest.raises(UserError, match=r"a\.md: a document is larger than"):
+        list(read_documents(str(tmp_path / "a.md")))

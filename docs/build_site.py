@@ -92,17 +92,16 @@ def stage(folder: Path) -> None:
     shutil.copytree(DOCS / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.py"))
     for source, name in PAGES.items():
         text = site_links(source, read_page(ROOT / source))
-        page = _description(name, text) + text + _navigation(name)
+        page = _head(source, text) + text + _navigation(name)
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
     (folder / "commands.md").write_text(commands_page(), encoding="utf-8")
     (folder / "api.md").write_text(api_page(), encoding="utf-8")
 
 
-def _description(name: str, text: str) -> str:
-    """Returns the head of a page with what search engines and links to it show: what it answers."""
-    source = next(source for source, page in PAGES.items() if page == name)
+def _head(source: str, text: str) -> str:
+    """Returns the head of a page: its source, and what search engines and links to it show."""
     words = DESCRIPTION
-    if name != "index":
+    if PAGES[source] != "index":
         target = os.path.relpath(ROOT / source, ROOT / "docs").replace(os.sep, "/")
         contents = (ROOT / CONTENTS).read_text(encoding="utf-8")
         (words,) = re.findall(rf"\({re.escape(target)}\) \| (.*) \|", contents)
@@ -115,7 +114,7 @@ def _description(name: str, text: str) -> str:
         "property=og:site_name": "cocondenser_jax",
     }
     lines = "".join(f"    {json.dumps(key)}: {json.dumps(text)}\n" for key, text in meta.items())
-    return f"---\nmyst:\n  html_meta:\n{lines}---\n\n"
+    return f"---\nsource: {source}\nmyst:\n  html_meta:\n{lines}---\n\n"
 
 
 def site_links(source: str, text: str) -> str:
@@ -142,10 +141,10 @@ def _site_link(source: str, target: str) -> str:
         return f"{PAGES[found]}.md" + (f"#{anchor}" if anchor else "")
     if found.startswith("docs/figures/"):
         return found.removeprefix("docs/")
-    return f"{_repository()}/{'tree' if place.is_dir() else 'blob'}/main/{found}"
+    return f"{repository()}/{'tree' if place.is_dir() else 'blob'}/main/{found}"
 
 
-def _repository() -> str:
+def repository() -> str:
     """Returns the address of the repository."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     return str(citation["repository-code"])
@@ -175,7 +174,7 @@ def _navigation(name: str) -> str:
     for section, pages in SECTIONS.items():
         names = "\n".join(pages)
         if section == "Help":
-            names += f"\nSource code <{_repository()}>"
+            names += f"\nSource code <{repository()}>"
         parts.append(f"\n```{{toctree}}\n:hidden:\n:caption: {section}\n\n{names}\n```\n")
     return "".join(parts)
 

@@ -1,5 +1,6 @@
 """Settings of Sphinx; `python docs/build_site.py` calls it on the pages that it prepares."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import yaml
 
 import cocondenser_jax
 
-CITATION = Path(__file__).parents[1] / "CITATION.cff"
-REPOSITORY = yaml.safe_load(CITATION.read_text(encoding="utf-8"))["repository-code"]
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["repository-code"]
 
 project = "cocondenser_jax"
 author = "The cocondenser_jax authors"
@@ -18,6 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.mathjax",
     "sphinx.ext.autodoc",
+    "sphinx.ext.linkcode",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
@@ -25,6 +27,7 @@ root_doc = "index"
 html_theme = "furo"
 html_title = f"{project} {version}"
 html_show_copyright = False
+html_show_sourcelink = False  # to the copy of a page that is made for the site
 html_favicon = "static/icon.svg"
 highlight_language = "none"  # of blocks that name no language: commands, drawings, BibTeX
 html_theme_options = {
@@ -33,6 +36,7 @@ html_theme_options = {
     "footer_icons": [
         {"name": "Source code", "url": REPOSITORY, "html": "Source code", "class": ""}
     ],
+    "top_of_page_buttons": ["view", "edit"],
 }
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -51,6 +55,29 @@ def _drop_default_docstrings(app, what, name, obj, options, lines):
         lines.clear()
 
 
+def _link_source(app, pagename, templatename, context, doctree):
+    """Links a page to its source in the repository, which has another name; none if generated."""
+    source = (context.get("meta") or {}).get("source")
+    if source:
+        context["theme_source_view_link"] = f"{REPOSITORY}/blob/main/{source}"
+        context["theme_source_edit_link"] = f"{REPOSITORY}/edit/main/{source}"
+
+
+def linkcode_resolve(domain, info):
+    """Returns where the code of a public name is; None for a field, and for another library's."""
+    found = cocondenser_jax
+    for part in info["fullname"].split("."):
+        found = getattr(found, part, None)
+    if not (inspect.isclass(found) or inspect.isfunction(found)):
+        return None
+    file = Path(inspect.getsourcefile(found))
+    if not file.is_relative_to(ROOT):
+        return None
+    _, line = inspect.getsourcelines(found)
+    return f"{REPOSITORY}/blob/main/{file.relative_to(ROOT).as_posix()}#L{line}"
+
+
 def setup(app):
     """Registers what docs/build_site.py needs."""
     app.connect("autodoc-process-docstring", _drop_default_docstrings)
+    app.connect("html-page-context", _link_source)

@@ -50,7 +50,9 @@ def test_the_pages_for_sphinx_are_written(tmp_path):
     assert "](figures/adapted.svg)" in index
     assert all(f"\n{name}\n" in index for name in names)
     comparing = (tmp_path / "compare.md").read_text(encoding="utf-8")
-    head = yaml.safe_load(comparing.split("---\n")[1])["myst"]["html_meta"]
+    fields = yaml.safe_load(comparing.split("---\n")[1])
+    assert fields["source"] == "docs/compare.md"
+    head = fields["myst"]["html_meta"]
     assert head["property=og:title"] == "Which model, and fused or not?"
     assert head["description"] == head["property=og:description"]
     assert head["description"].startswith("Which published model is best on my queries")

@@ -12,10 +12,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+
+import cocondenser_jax
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "docs")]
+import build_site  # noqa: E402
 
 SITE = os.environ.get("SITE", "")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -98,6 +105,28 @@ def test_a_page_that_is_too_wide_is_found(tmp_path):
     (tmp_path / "wide.html").write_text(wide, encoding="utf-8")
     assert excess(tmp_path, ["wide.html"], 390)["wide.html"] >= 110
     assert excess(tmp_path, ["wide.html"], 1280) == {"wide.html": 0}
+
+
+def test_every_page_can_be_viewed_and_edited_where_it_is_written():
+    """On the site some have other names; the pages that programs write have no place."""
+    main = f"{build_site.repository()}/{{}}/main/"
+    for source, name in build_site.PAGES.items():
+        text = (Path(SITE) / f"{name}.html").read_text(encoding="utf-8")
+        button = '-this-page">\n  <a class="muted-link" href="{}"'
+        assert button.format(main.format("blob") + source) in text
+        assert button.format(main.format("edit") + source) in text
+    for name in ("api", "commands", "search", "genindex"):
+        assert '-this-page">' not in (Path(SITE) / f"{name}.html").read_text(encoding="utf-8")
+
+
+def test_a_public_name_links_to_its_code():
+    """The line of the link is that where the definition, or its decorator, begins."""
+    text = (Path(SITE) / "api.html").read_text(encoding="utf-8")
+    links = re.findall(r'href="[^"]*/blob/main/(cocondenser_jax/[^"#]+)#L(\d+)"', text)
+    assert len(links) >= len(cocondenser_jax.__all__)
+    for file, line in links:
+        code = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+        assert re.match(r"\s*(def|class|@)", code), (file, line, code)
 
 
 def test_every_page_links_to_the_repository():

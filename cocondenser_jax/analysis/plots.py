@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cocondenser_jax.storage.metrics import logged_lines
 
@@ -59,7 +60,7 @@ def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
     return curves
 
 
-def gains_svg(gains_Q: np.ndarray, title: str) -> str:
+def gains_svg(gains_Q: np.ndarray, metric: str) -> str:
     """Draws how much each query gains, given in rising order, as an area above and below 0."""
     n_bars = min(len(gains_Q), _MAX_QUERIES)
     gains = gains_Q[np.linspace(0, len(gains_Q) - 1, n_bars).round().astype(int)]
@@ -70,26 +71,29 @@ def gains_svg(gains_Q: np.ndarray, title: str) -> str:
         axes.stairs(gains.clip(max=0), edges, fill=True, color=COLORS[1])
         axes.axhline(0, color=_GREY, linewidth=0.8)
         axes.set_xlabel("queries, by gain")
+        axes.set_ylabel(f"gain in {metric}")
 
-    return _draw_svg(draw, title)
+    return _draw_svg(draw, metric)
 
 
-def plot_svg(curves: Sequence[Curve], title: str) -> str:
-    """Draws curves; title and legend are the page's."""
+def plot_svg(curves: Sequence[Curve], unit: str) -> str:
+    """Draws curves of values of a unit by step; title and legend are the page's."""
 
     def draw(axes: Any) -> None:
         for curve in curves:
             marker = "o" if len(curve.values) == 1 else ""
             axes.plot(curve.steps, curve.values, color=curve.color, marker=marker)
-        axes.set_xlabel("step")
+        axes.set_xlabel("training step")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+        axes.set_ylabel(unit)
 
-    return _draw_svg(draw, title)
+    return _draw_svg(draw, unit)
 
 
-def _draw_svg(draw: Callable[[Any], None], title: str) -> str:
+def _draw_svg(draw: Callable[[Any], None], salt: str) -> str:
     """Returns what a function draws on axes, transparent, in the page's text color."""
     buffer = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": title}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
         figure = Figure(figsize=(4.6, 2.5), layout="constrained")
         draw(figure.add_subplot(frameon=False))
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

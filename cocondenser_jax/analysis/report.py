@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
+from cocondenser_jax.analysis.panels import Panel, in_order, panel_of
 from cocondenser_jax.analysis.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import Metrics
@@ -28,16 +29,6 @@ _HTML.filters["gains_svg"] = gains_svg
 # The file that says what a run decided, and the heading of such runs.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 NO_VECTORS = (0, 0)
-# What tells whether a model learns to search comes before losses, and those before the rest.
-_DRAWN_FIRST = (
-    "probe/ndcg_at_10",
-    "probe/positive_mrr",
-    "contrastive_loss",
-    "head_mlm_loss",
-    "late_mlm_loss",
-    "loss",
-)
-_NOT_DRAWN = {"step", "epoch", "tokens_per_second", "model_tflops_per_second"}
 
 
 class Evaluation(NamedTuple):
@@ -182,13 +173,11 @@ def write_report(
         file_out.write_text(page, encoding="utf-8", errors="replace")
 
 
-def _plots(workdirs: Mapping[str, Path]) -> dict[str, list[Curve]]:
-    """Returns the curves of each key, the important first; a run has the same color in all."""
+def _plots(workdirs: Mapping[str, Path]) -> list[tuple[Panel, list[Curve]]]:
+    """Returns panels and their curves, the important first; a run has the same color in all."""
     plots: dict[str, list[Curve]] = {}
     for number, (name, folder) in enumerate(workdirs.items()):
         color = COLORS[number % len(COLORS)]
         for key, curve in read_curves(folder / "metrics.jsonl", name, color).items():
-            if key not in _NOT_DRAWN:
-                plots.setdefault(key, []).append(curve)
-    first = [key for key in _DRAWN_FIRST if key in plots]
-    return {key: plots[key] for key in dict.fromkeys([*first, *plots])}
+            plots.setdefault(key, []).append(curve)
+    return [(panel_of(key), plots[key]) for key in in_order([*plots])]

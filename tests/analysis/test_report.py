@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from cocondenser_jax.analysis.panels import panel_of
 from cocondenser_jax.analysis.plots import COLORS
 from cocondenser_jax.analysis.report import ResultRow, comparison_table
 from cocondenser_jax.cli import main
@@ -55,7 +56,8 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     page = out.read_text()
     titles = re.findall("<h3>(.*?)</h3>", page)
     pretraining = ["probe/positive_mrr", "contrastive_loss", "loss", "spans_per_second"]
-    assert titles == [*pretraining, "loss", "pairs_per_second"]
+    keys = [*pretraining, "loss", "pairs_per_second"]
+    assert titles == [panel_of(key).title for key in keys]
     legends = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
     both = [(COLORS[0], str(runs[0]), "1.25"), (COLORS[1], str(runs[1]), "0.75")]
     assert re.findall(r"background:(#\w+)\W.*?\s(\S+) <b>([\d.]+)</b>", legends[1], re.S) == both

@@ -1,6 +1,7 @@
 """The quickstart on the docstrings of one package, with a few steps of each training."""
 
 import json
+import re
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -139,6 +140,17 @@ def test_the_folder_holds_what_was_promised(finished):
     assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in finished.page
     assert finished.page.count('<th scope="row">') == len(rows)
     assert "30 held-out first paragraphs" in finished.page
+
+
+def test_every_curve_has_a_title_and_a_unit_in_words(finished):
+    """Each key that pre-training and fine-tuning log is in the table of panels."""
+    figures = re.findall("<h3>(.*?)</h3>.*?(<svg.*?</svg>)", finished.page, re.DOTALL)
+    assert len(figures) > 15
+    for title, svg in figures:
+        assert re.fullmatch(r"[A-Z][^_/]+", title)
+        texts = re.findall("<text[^>]*>(.*?)</text>", svg)
+        _, unit = (text for text in texts if re.search("[a-z]{2}", text))
+        assert "_" not in unit
 
 
 @pytest.mark.effect("quickstart --workdir")

@@ -14,6 +14,8 @@ from cocondenser_jax.retrieval.quantized import Vectors
 
 # Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
 _BLOCK_ROWS = 65_536
+# The same for few queries: read for one, a block is used once, so it should stay in the cache.
+_FEW_ROWS = 1_024
 # Queries that a block is multiplied with at once: their scores are 256 MiB.
 _QUERIES_AT_ONCE = 1_024
 # Queries that faiss compares with one vector after the other. It would do so with more than a
@@ -27,12 +29,15 @@ Nearest = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 Check = Callable[[np.ndarray, int], None]
 
 
-def float_blocks(shards: Iterable[Vectors], check: Check | None = None) -> Iterator[np.ndarray]:
+def float_blocks(
+    shards: Iterable[Vectors], check: Check | None = None, n_rows: int | None = None
+) -> Iterator[np.ndarray]:
     """Yields the vectors of all shards as float32, a block at a time, N x D, after a check."""
+    n_rows = n_rows or _BLOCK_ROWS
     first_row = 0
     for vectors_NxD in shards:
-        for start in range(0, len(vectors_NxD), _BLOCK_ROWS):
-            block_NxD = np.asarray(vectors_NxD[start : start + _BLOCK_ROWS], np.float32)
+        for start in range(0, len(vectors_NxD), n_rows):
+            block_NxD = np.asarray(vectors_NxD[start : start + n_rows], np.float32)
             if check:
                 check(block_NxD, first_row)
             yield block_NxD
@@ -80,7 +85,8 @@ def nearest(
     faiss.cvar.distance_compute_blas_threshold = 2**30 if few else 1
     heaps = [faiss.ResultHeap(part.stop - part.start, k, keep_max=True) for part in parts]
     first_row = 0
-    for block_NxD in _shown_blocks(shards, check, len(queries_QxD)):
+    bar = _bar(shards, len(queries_QxD))
+    for block_NxD in float_blocks(bar, check, _FEW_ROWS if few else None):
         for part, heap in zip(parts, heaps, strict=True):
             scores_QxK, rows_QxK = faiss.knn(
                 queries_QxD[part],
@@ -111,7 +117,7 @@ def nearest_in_torch(
     best_QxK = torch.full((len(queries), k), -torch.inf, device=device)
     rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
     first_row = 0
-    for block_NxD in _shown_blocks(shards, check, len(queries_QxD)):
+    for block_NxD in float_blocks(_bar(shards, len(queries_QxD)), check):
         block_DxN = torch.from_numpy(block_NxD).to(device).T
         for part in _parts(len(queries)):
             # PyTorch multiplies float32 in full unless told otherwise: not in TF32.
@@ -130,9 +136,6 @@ def _parts(n_queries: int) -> list[slice]:
     return [slice(start, min(start + _QUERIES_AT_ONCE, n_queries)) for start in starts]
 
 
-def _shown_blocks(
-    shards: Sequence[Vectors], check: Check | None, n_queries: int
-) -> Iterator[np.ndarray]:
-    """Yields the blocks, with a progress bar unless there is but one query."""
-    bar = tqdm(shards, desc="search", unit=" shards", disable=n_queries == 1)
-    return float_blocks(bar, check)
+def _bar(shards: Sequence[Vectors], n_queries: int) -> Iterable[Vectors]:
+    """Yields the shards, with a progress bar unless there is but one query."""
+    return tqdm(shards, desc="search", unit=" shards", disable=n_queries == 1)

@@ -89,3 +89,4 @@ def test_the_twenty_that_change_most_are_shown_of_many(corpus):
     assert len(page) < 300_000
     assert "<script" not in page
     assert page.count("<details>") == 40
+    assert f">gain in {METRIC}</text>" in page

@@ -23,6 +23,7 @@ def nearest_in_torch(shards, queries_QxD, k):
 @pytest.mark.parametrize("n_queries", [1, 30])  # faiss has one way for few queries, one for many
 def test_shards_give_what_a_flat_index_gives(monkeypatch, nearest, dtype, n_queries):
     monkeypatch.setattr(exact, "_BLOCK_ROWS", 40)
+    monkeypatch.setattr(exact, "_FEW_ROWS", 30)
     monkeypatch.setattr(exact, "_QUERIES_AT_ONCE", 25)
     rng = np.random.default_rng(0)
     vectors_NxD = integers(rng, 230, 6)
@@ -43,3 +44,17 @@ def test_shards_give_what_a_flat_index_gives(monkeypatch, nearest, dtype, n_quer
             # Of those that tie for the last place any may be there; all others must be.
             sure = scores_K > scores_K[-1] if k < 230 else slice(None)
             assert set(rows_K[sure]) == set(flat_rows_K[sure])
+
+
+def test_one_query_reads_blocks_that_stay_in_the_cache():
+    """Converted a block at a time, such as those of 8 bits: four times as fast as in large ones."""
+    vectors_NxD = np.ones((5_000, 4), np.float16)
+
+    def sizes_read(n_queries):
+        sizes = []
+        queries_QxD = np.ones((n_queries, 4), np.float32)
+        exact.nearest([vectors_NxD], queries_QxD, 3, lambda block, _: sizes.append(len(block)))
+        return sizes
+
+    assert sizes_read(1) == [1024, 1024, 1024, 1024, 904]
+    assert sizes_read(30) == [5000]

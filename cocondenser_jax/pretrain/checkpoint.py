@@ -212,7 +212,8 @@ def load_run(
 ) -> tuple[ModelConfig, Any, dict[str, Any]]:
     """Reads the parameters of a run at a step, or of its latest checkpoint that is intact.
 
-    The step "best" is that of the best probe.
+    The step "best" is that of the best probe. Where no step is named and the latest is not the
+    last of the run, a warning says so.
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
@@ -232,9 +233,22 @@ def load_run(
     like = jax.eval_shape(lambda: init_params(model_config, 0))
     if step is None:
         step, params = newest_intact(checkpoints, lambda folder: _read_params(folder, like))
+        _warn_if_unfinished(workdir, step, run)
     else:
         params = _read_params(checkpoints[int(step)], like)
     return model_config, params, {**run, "step": step}
+
+
+def _warn_if_unfinished(workdir: Path, step: int, run: Mapping[str, Any]) -> None:
+    with contextlib.suppress(KeyError, TypeError):  # of a damaged file, which has other readers
+        n_steps = run["config"]["train"]["steps"]
+        if step < n_steps:
+            logger.warning(
+                "%s has not ended: this is its step %d of %d; `pretrain` resumes it",
+                workdir,
+                step,
+                n_steps,
+            )
 
 
 def named_arrays(tree: Any) -> dict[str, np.ndarray]:

@@ -80,12 +80,12 @@ def is_first() -> bool:
     return number() == 0
 
 
-def is_to_stop(step: int) -> bool:
-    """Says, the same on every host, whether a signal asked the run to stop after this step.
+def stop_after(step: int) -> int:
+    """Returns, the same on every host, the signal that asks the run to stop after this step, or 0.
 
-    JAX catches the signal, and agrees with the other hosts on a step that none has passed.
+    JAX catches a SIGTERM, and agrees with the other hosts on a step that none has passed.
     """
-    return bool(multihost_utils.reached_preemption_sync_point(step))
+    return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(step) else 0
 
 
 def from_first(tree: Any) -> Any:

@@ -71,7 +71,8 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
       profile_dir: gets a trace of some steps after the first, for xprof or TensorBoard.
 
     Raises:
-      SystemExit: with status 0, once it is saved, where a SIGTERM or Ctrl-C asked it to stop.
+      SystemExit: once it is saved, where a signal asked it to stop before its last step; the
+        status is 128 and the signal's number, as that of a command which a signal ends.
     """
     if hosts.is_first():
         require_tracker(config.tracker)
@@ -81,7 +82,7 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
     experiment = resolve(config, store)
     run = functools.partial(_train, experiment, store, workdir, profile_dir)
     if hosts.count() > 1:
-        run(hosts.is_to_stop)
+        run(hosts.stop_after)
     else:
         between_steps(run)
 
@@ -91,11 +92,11 @@ def _train(
     store: TokenStore,
     workdir: Path,
     profile_dir: Path | None,
-    stop_after: Callable[[int], bool],
+    stop_after: Callable[[int], int],
 ) -> None:
-    """Trains until `stop_after`, asked after each step, says that it is to stop there."""
+    """Trains until `stop_after`, asked after each step, names a signal to stop there."""
     n_steps = experiment.n_steps
-    is_stopped = False
+    stopped_by = 0
     with contextlib.ExitStack() as stack:
         if hosts.is_first():
             require_own(workdir / "run.json")
@@ -124,20 +125,20 @@ def _train(
             state, metrics = train_step(state, batch)
             reader.read(state)  # the step before, while the devices compute this one
             reader.pending = step, metrics
-            is_stopped = stop_after(step)
+            stopped_by = stop_after(step)
             probe_values = probe(step, state.params)
-            is_due = is_stopped or step % experiment.save_every == 0 or step == n_steps
+            is_due = bool(stopped_by) or step % experiment.save_every == 0 or step == n_steps
             if probe_values or is_due:
                 # First: once this step is saved, no later run logs it again.
                 reader.read(state)
             if recorder.log_probe(step, probe_values) or is_due:
                 recorder.save(state, probe_values)
             recorder.bar.update()
-            if is_stopped:
+            if stopped_by:
                 break
-    if is_stopped:
-        logger.info("%s: stopped and saved after step %d", workdir, step)
-        raise SystemExit(0)
+    if stopped_by and step < n_steps:
+        logger.info("%s: stopped and saved after step %d of %d", workdir, step, n_steps)
+        raise SystemExit(128 + stopped_by)
     _log_best_probe(recorder.probes, workdir, n_steps)
 
 

@@ -9,20 +9,22 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
-    """Calls `run(should_stop)`; `run` calls `should_stop(step)` after each step, to ask whether to.
+def between_steps(run: Callable[[Callable[[int], int]], None]) -> None:
+    """Calls `run(stop_after)`; `run` calls `stop_after(step)` after each step.
+
+    That returns the number of the signal that asks it to stop there, or 0.
 
     Until its first call there is nothing to save, and a signal ends the process at once; so does
     the next after one that was answered. Under `nohup`, SIGHUP stays ignored. Only the main thread
     gets signals.
     """
-    request = threading.Event()
+    requests: list[int] = []
     numbers = []
     if threading.current_thread() is threading.main_thread():
         numbers = [each for each in STOP_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
 
-    def answer(*_: Any) -> None:
-        request.set()
+    def answer(number: int, _: Any) -> None:
+        requests.append(number)
         handle(signal.SIG_DFL)
         # Not a log message: what the signal interrupts may be writing one.
         os.write(2, b"stops and saves after this step; the next signal ends it at once\n")
@@ -30,14 +32,14 @@ def between_steps(run: Callable[[Callable[[int], bool]], None]) -> None:
     def handle(handler: Any) -> dict[signal.Signals, Any]:
         return {each: signal.signal(each, handler) for each in numbers}
 
-    def is_to_stop(step: int) -> bool:
-        if not request.is_set():
+    def stop_after(step: int) -> int:
+        if not requests:
             handle(answer)
-        return request.is_set()
+        return requests[0] if requests else 0
 
     before = handle(signal.SIG_DFL)
     try:
-        run(is_to_stop)
+        run(stop_after)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -26,7 +26,7 @@ get_config = lambda: ConfigDict(json.loads({!r}))
 COMPILES = """
 import hashlib
 from cocondenser_jax.pretrain.signals import between_steps
-def run(is_to_stop):
+def run(stop_after):
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 between_steps(run)
@@ -34,8 +34,8 @@ between_steps(run)
 STEPS = """
 import time
 from cocondenser_jax.pretrain.signals import between_steps
-def run(is_to_stop):
-    is_to_stop(1)
+def run(stop_after):
+    stop_after(1)
     print("ready", flush=True)
     while True:
         time.sleep(1)
@@ -48,10 +48,10 @@ ANSWER = "stops and saves after this step; the next signal ends it at once\n"
 def test_a_signal_is_heard_and_handlers_come_back(number):
     before = [signal.getsignal(each) for each in signals.STOP_SIGNALS]
 
-    def run(is_to_stop):
-        assert not is_to_stop(1)
+    def run(stop_after):
+        assert not stop_after(1)
         signal.raise_signal(number)
-        assert is_to_stop(2)
+        assert stop_after(2) == number
 
     signals.between_steps(run)
     assert [signal.getsignal(each) for each in signals.STOP_SIGNALS] == before
@@ -66,10 +66,10 @@ def test_a_signal_is_answered_that_comes_while_something_is_printed(monkeypatch,
             signal.raise_signal(signal.SIGINT)
             return len(data)
 
-    def run(is_to_stop):
-        is_to_stop(1)
+    def run(stop_after):
+        stop_after(1)
         print("a line", file=sys.stderr)
-        assert is_to_stop(2)
+        assert stop_after(2)
 
     stream = io.TextIOWrapper(io.BufferedWriter(Interrupted()), line_buffering=True)
     monkeypatch.setattr(sys, "stderr", stream)
@@ -81,7 +81,7 @@ def test_a_signal_is_answered_that_comes_while_something_is_printed(monkeypatch,
 def test_what_a_run_raises_is_raised_and_handlers_come_back():
     before = [signal.getsignal(each) for each in signals.STOP_SIGNALS]
 
-    def run(is_to_stop):
+    def run(stop_after):
         raise SystemExit(5)
 
     with pytest.raises(SystemExit, match="5"):
@@ -120,21 +120,21 @@ def test_in_another_thread_no_signal_is_heard():
     before = [signal.getsignal(each) for each in signals.STOP_SIGNALS]
     asked = []
 
-    def run(is_to_stop):
-        asked.append(is_to_stop(1))
+    def run(stop_after):
+        asked.append(stop_after(1))
         assert [signal.getsignal(each) for each in signals.STOP_SIGNALS] == before
 
     thread = threading.Thread(target=signals.between_steps, args=[run])
     thread.start()
     thread.join()
-    assert asked == [False]
+    assert asked == [0]
 
 
 def test_another_signal_does_not_stop_a_run():
-    def run(is_to_stop):
-        is_to_stop(1)
+    def run(stop_after):
+        stop_after(1)
         signal.raise_signal(signal.SIGUSR1)
-        assert not is_to_stop(2)
+        assert not stop_after(2)
 
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     try:
@@ -144,10 +144,10 @@ def test_another_signal_does_not_stop_a_run():
 
 
 def test_nohup_is_respected():
-    def ignore(is_to_stop):
+    def ignore(stop_after):
         for step in range(1, 3):
             signal.raise_signal(signal.SIGHUP)
-            assert not is_to_stop(step)
+            assert not stop_after(step)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -156,7 +156,7 @@ def test_nohup_is_respected():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_last_checkpoint_is_saved_whatever_comes(config, tmp_path, monkeypatch):
+def test_the_last_checkpoint_is_saved_whatever_comes(config, tmp_path, monkeypatch, caplog):
     written = checkpoint.checkpoint_writer
 
     @contextlib.contextmanager
@@ -168,9 +168,11 @@ def test_the_last_checkpoint_is_saved_whatever_comes(config, tmp_path, monkeypat
     monkeypatch.setattr(checkpoint, "checkpoint_writer", interrupted)
     train(config, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / str(config.train.steps)).is_dir()
+    checkpoint.load_run(tmp_path / "run")
+    assert "has not ended" not in caplog.text
 
 
-def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
+def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
     config = config.copy_and_resolve_references().unlock()
     config.train.chunk_size = 0
     config.train.steps = 10_000
@@ -197,7 +199,7 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
             _, printed = process.communicate(timeout=60)
         finally:
             process.kill()
-        assert process.returncode == 0
+        assert process.returncode == 128 + number
         assert ANSWER in printed
         if saved:
             assert f"resuming after step {saved}" in printed
@@ -206,4 +208,7 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path):
         steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
         assert steps == list(range(1, last + 1))
         assert last > saved
+        # What goes on from half a run, by `convert` or a warm start, is told.
+        checkpoint.load_run(run)
+        assert f"{run} has not ended: this is its step {last} of 10000;" in caplog.text
         saved = last

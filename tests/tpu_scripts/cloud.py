@@ -96,7 +96,8 @@ def save_stores(cloud, *names):
         (store / "manifest.json").write_text("a whole store")
 
 
-# A stand-in for `cocondenser`: `verify` compares one file, and a run makes step 9, then 10.
+# A stand-in for `cocondenser`: `verify` compares one file, and a run makes step 9, where a SIGTERM
+# stops it, then 10.
 PROGRAM = """
 case "$1" in
   verify) test "$(cat "${2#--store=}/manifest.json")" = "a whole store"; exit ;;
@@ -110,6 +111,7 @@ echo $step >checkpoints/partial/params.safetensors
 sum=$(sha256sum <checkpoints/partial/params.safetensors)
 echo "{\\"params.safetensors\\": \\"${sum%% *}\\"}" >checkpoints/partial/sha256.json
 mv checkpoints/partial checkpoints/$step
+test $step -eq 10 || exit 143
 """
 
 

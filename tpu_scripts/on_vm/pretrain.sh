@@ -5,7 +5,8 @@
 # checkpoint alone. An object is complete or absent, so a VM that is preempted in the middle leaves
 # nothing half-written. Only host 0 writes checkpoints; the others have nothing to save.
 #
-# Status 2 means that the same command would fail again; after any other it is started again.
+# Status 0 means that the run is at its last step, 143 that a SIGTERM stopped it and it has saved, and
+# 2 that the same command would fail again; after any other it is started again, too.
 
 set -euo pipefail
 run=$1 bucket=$2 hosts=$3 save_seconds=$4
@@ -91,14 +92,6 @@ newest_step() {
     sort -n | tail -n 1
 }
 
-# Whether the run on this worker has reached its last step; only host 0 has a run.
-has_ended() {
-  [[ -f runs/$run/run.json ]] || return 0
-  [[ $(newest_step) == "$(.venv/bin/python -c \
-    'import json, sys; print(json.load(open(sys.argv[1]))["config"]["train"]["steps"])' \
-    "runs/$run/run.json")" ]]
-}
-
 # Copies the newest checkpoint to the bucket.
 save_newest() {
   local step archive=$job/saved.tar
@@ -149,8 +142,6 @@ while kill -0 "$training" 2>/dev/null; do
 done
 status=0
 wait "$training" || status=$?
-# A run that got a SIGTERM has saved, and exits with status 0.
-[[ $status -ne 0 ]] || has_ended || status=143
 if ! save; then
   [[ $status -eq 2 ]] || status=1
   stop "$status" "the newest checkpoint was not copied to $bucket"

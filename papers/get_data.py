@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tqdm import tqdm
+
 from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.storage.files import new_folder
 from papers import data_folders
@@ -234,9 +236,11 @@ def get_data(names: Sequence[str], downloads: Path, data: Path) -> None:
 def _print_list(downloads: Path) -> None:
     for name, each in DATA_SETS.items():
         print(name)
-        for file in each.files:
-            size = f"{file.bytes / 1e9:.2f} GB" if file.bytes else "size not known"
-            state = "is there" if find(downloads, file) else "is missing"
+        lacking = {file.name for file in each.files if find(downloads, file) is None}
+        # An archive of which a data set takes members in two ways is listed once.
+        for file in {file.name: file for file in each.files}.values():
+            size = f"{tqdm.format_sizeof(file.bytes)}B" if file.bytes else "size not known"
+            state = "is missing" if file.name in lacking else "is there"
             print(f"  {file.name} ({size}) {state}: {file.url}")
 
 

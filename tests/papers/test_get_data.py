@@ -312,10 +312,12 @@ def test_the_list_says_what_is_there(downloads, tmp_path, capsys):
     get_data.main(["--list", f"--downloads={tmp_path}/some"])
     printed = capsys.readouterr().out
     assert "\n  marco.tar.gz (size not known) is there: https://rocketqa.bj" in printed
-    assert "\n  qrels.dev.tsv (0.00 GB) is missing: https://msmarco" in printed
-    assert "\n  psgs_w100.tsv.gz (4.69 GB) is there: https://dl.fbaipublicfiles" in printed
+    assert "\n  qrels.dev.tsv (1.20MB) is missing: https://msmarco" in printed
+    assert "\n  psgs_w100.tsv.gz (4.69GB) is there: https://dl.fbaipublicfiles" in printed
     assert find(tmp_path / "some", Published("none", "")) is None
     get_data.main(["--list", f"--downloads={tmp_path}/not-made-yet"])
     printed = capsys.readouterr().out
     assert printed.count(" is missing: https://") > 10
+    untitled = printed.partition("msmarco-untitled")[2].partition("msmarco-triples")[0]
+    assert untitled.count("collectionandqueries.tar.gz (1.06GB)") == 1
     assert " is there" not in printed

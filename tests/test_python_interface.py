@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import cocondenser_jax as cj
@@ -54,10 +57,12 @@ def workdir(tmp_path_factory):
 def test_the_examples_of_the_page_run(workdir, monkeypatch):
     monkeypatch.chdir(workdir)
     blocks = [block for block in page_blocks() if not re.search(OTHERS, block)]
-    assert len(blocks) == 14
+    assert len(blocks) == 15
     scope = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)
+        if "penalty" in block:
+            require_gradient_of_the_whole(scope)
     metrics = scope["metrics"]["mean"]
     assert metrics.keys() == {"MRR@10", "Recall@100"}
     assert all(0 <= value <= 1 for value in metrics.values())
@@ -65,6 +70,24 @@ def test_the_examples_of_the_page_run(workdir, monkeypatch):
     assert (workdir / "runs" / "same" / "model.safetensors").read_bytes() == (
         workdir / "runs" / "model" / "model.safetensors"
     ).read_bytes()
+
+
+def require_gradient_of_the_whole(scope):
+    """The page's variance with a penalty, in one pass: the same value and gradient."""
+    texts = [x.reshape(-1, x.shape[-1]) for x in scope["chunks"]]
+
+    def loss(params):
+        cls_SxD = scope["encode"](params, texts)
+        return jnp.var(cls_SxD) + 0.1 * jnp.mean(jnp.sum(cls_SxD**2, axis=1))
+
+    value, grads = jax.value_and_grad(loss)(scope["params"])
+    assert float(scope["value"] + scope["sums"]["penalty"]) == pytest.approx(float(value), rel=1e-5)
+    norm, difference = (
+        np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(tree)))
+        for tree in (grads, jax.tree.map(jnp.subtract, grads, scope["grads"]))
+    )
+    assert norm > 0
+    assert difference < 1e-5 * norm
 
 
 def test_the_page_has_an_example_of_every_public_name():

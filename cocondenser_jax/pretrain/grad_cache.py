@@ -20,10 +20,11 @@ Params = Any
 Chunk = Any  # a pytree of arrays with one leading axis: the examples of a chunk
 Sums = dict[str, Float[Array, ""]]  # scalars to be added up over chunks
 
-Encode = Callable[[Params, Chunk], Float[Array, "B D"]]
+# Representations may have several axes: a vector for each token, say.
+Encode = Callable[[Params, Chunk], Float[Array, "B ..."]]
 OnChunk = Callable[[Callable[[Chunk], Any], Chunk], Any]
-Contrast = Callable[[Float[Array, "S D"]], Float[Array, ""]]
-Forward = Callable[[Params, Chunk], tuple[Float[Array, "B D"], Float[Array, ""], Sums]]
+Contrast = Callable[[Float[Array, "S ..."]], Float[Array, ""]]
+Forward = Callable[[Params, Chunk], tuple[Float[Array, "B ..."], Float[Array, ""], Sums]]
 
 
 def loss_gradient(
@@ -44,17 +45,20 @@ def loss_gradient(
       params: what to differentiate by.
       chunks: a pytree whose arrays have the leading axes [chunks, examples of a chunk].
       forward: (params, chunk) to (representations [examples, size], the chunk's own loss, sums).
-      encode: (params, chunk) to the same representations, without anything else.
+        The own losses are added up over the chunks: a mean over a batch is a sum divided by the
+        examples of the batch, not of the chunk.
+      encode: (params, chunk) to the same representations, with the same dropout, and nothing else.
       contrast: representations of all chunks [chunks * examples, size] to a scalar. It may gather
         from other devices; the gradient then holds their contributions to these representations.
       on_chunk: calls a function on one of several chunks, and may change the chunk's arrays first
         if no result changes, such as dropping common padding.
 
     Returns:
-      The value of `contrast` (0 without), the sums added up over chunks, and the gradient.
+      The value of `contrast` (0 without), the sums added up over chunks, and the gradient. The
+      chunks' own losses are in neither of the first two, unless `forward` has them among its sums.
     """
     value = jnp.zeros(())
-    cotangents_CxBxD: Float[Array, "C B D"] | None = None
+    cotangents_CxBxD: Float[Array, "C B ..."] | None = None
     if jax.tree.leaves(chunks)[0].shape[0] == 1:
         chunk = jax.tree.map(lambda x: x[0], chunks)
 
@@ -69,12 +73,12 @@ def loss_gradient(
     if contrast:
         encode_chunk = functools.partial(encode, params)
         reps_CxBxD = jax.lax.map(lambda chunk: on_chunk(encode_chunk, chunk), chunks)
-        flat = (-1, reps_CxBxD.shape[-1])
+        flat = (-1, *reps_CxBxD.shape[2:])
         value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
         cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
 
     def surrogate(
-        params: Params, chunk: Chunk, cotangents_BxD: Float[Array, "B D"] | None
+        params: Params, chunk: Chunk, cotangents_BxD: Float[Array, "B ..."] | None
     ) -> tuple[Float[Array, ""], Sums]:
         reps_BxD, loss, sums = forward(params, chunk)
         return loss if cotangents_BxD is None else loss + jnp.vdot(cotangents_BxD, reps_BxD), sums

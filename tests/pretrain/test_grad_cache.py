@@ -33,6 +33,29 @@ def whole_loss(params, inputs, contrastive):
     return own + (contrast(reps) if contrastive else 0.0)
 
 
+def test_representations_of_several_axes_stay_whole():
+    """A vector for each token: the loss gets them as a single pass would."""
+    rng = np.random.default_rng(0)
+    params = {"in": rng.normal(size=(3, 4)), "out": rng.normal(size=(4, 5))}
+    chunks = rng.normal(size=(2, 4, 6, 3)).astype(np.float32)  # 2 chunks of 4 texts of 6 tokens
+
+    def best_matches(reps_SxLxD):
+        matches_SxS = jnp.einsum("aid,bjd->abij", reps_SxLxD, reps_SxLxD).max(3).sum(2)
+        return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(matches_SxS)))
+
+    def alone(params, chunk):
+        return encode(params, chunk), jnp.zeros(()), {}
+
+    value, _, grads = loss_gradient(
+        params, chunks, forward=alone, encode=encode, contrast=best_matches
+    )
+    whole = jax.value_and_grad(lambda params: best_matches(encode(params, chunks.reshape(8, 6, 3))))
+    expected_value, expected = whole(params)
+    assert float(value) == pytest.approx(float(expected_value), rel=1e-5)
+    for name in params:
+        np.testing.assert_allclose(grads[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     n_chunks=st.integers(1, 6),

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 Similarity = Literal["dot", "cosine"]
 Pooling = Literal["cls", "mean"]  # how the networks here make one vector of a text's tokens
 POOLINGS: tuple[str, ...] = get_args(Pooling)
+SIMILARITIES: tuple[str, ...] = get_args(Similarity)
 QUERY_PROMPT = "query"  # the name of what is put before queries
 # What may follow a linear layer, by the names of torch.nn, of which published folders name the
 # first three. All networks here have them.
@@ -209,7 +210,7 @@ def _has_its_types(made: Representation) -> bool:
     counts = [*made.sizes, *dense_sizes, *(each for each in lengths if each is not None)]
     texts = [made.pooling, *dict(made.prompts).values(), *(each.activation for each in made.dense)]
     return (
-        made.similarity in get_args(Similarity)
+        made.similarity in SIMILARITIES
         and isinstance(made.scale, float)
         and isinstance(made.default_prompt, str | None)
         and all(isinstance(flag, bool) for flag in (*flags, *(each.bias for each in made.dense)))

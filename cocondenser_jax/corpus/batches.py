@@ -24,7 +24,7 @@ from cocondenser_jax.corpus.spans import MIN_TOKENS
 from cocondenser_jax.corpus.store import TokenStore, WeightedCorpus
 from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, lookup
 
 _DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out ones
 
@@ -95,7 +95,8 @@ class BatchSpec(NamedTuple):
     @property
     def kind(self) -> Example:
         """What `example` names."""
-        return EXAMPLES[self.example]
+        kind: Example = lookup(EXAMPLES, self.example, "example")
+        return kind
 
     @property
     def pair_specs(self) -> tuple[RowSpec, RowSpec]:

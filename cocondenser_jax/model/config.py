@@ -9,6 +9,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     ACTIVATIONS,
     POOLINGS,
+    SIMILARITIES,
     SPELLINGS,
     Representation,
     from_json,
@@ -117,6 +118,9 @@ class ModelConfig:
             raise UserError(f"representation is {given!r}; expected a Representation")
         if given.pooling not in POOLINGS:
             raise UserError(f"pooling is {given.pooling!r}; expected {' or '.join(POOLINGS)}")
+        if given.similarity not in SIMILARITIES:
+            expected = " or ".join(SIMILARITIES)
+            raise UserError(f"similarity is {given.similarity!r}; expected {expected}")
         size = self.hidden_size
         for layer in given.dense:
             if layer.activation_name not in ACTIVATIONS:

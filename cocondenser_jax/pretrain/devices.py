@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import (
@@ -176,7 +177,23 @@ def compile_step(
 def batch_gradient(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> tuple[Metrics, Any]:
-    """Returns the losses of a batch and their gradient at step 0, computed on one device."""
+    """Returns the losses of a batch and their gradient at step 0, computed on one device.
+
+    Raises:
+      UserError: if the batch does not fit the model or the chunks. JAX would read past the end of
+        the embeddings, as NaN.
+    """
+    n_spans, length = batch.input_ids_SxL.shape
+    if settings.chunk_size < 0 or n_spans % (settings.chunk_size or n_spans):
+        raise UserError(f"chunk_size {settings.chunk_size} does not divide {n_spans} spans")
+    if length > model_config.max_length:
+        raise UserError(
+            f"the batch has spans of {length} tokens; the model reads {model_config.max_length}"
+        )
+    if (highest := int(batch.input_ids_SxL.max())) >= model_config.vocab_size:
+        raise UserError(
+            f"the batch has a token {highest}, but vocab_size is {model_config.vocab_size}"
+        )
     gradient = _mapped_gradient(model_config, settings)
     return cast(tuple[Metrics, Any], gradient(params, split_rows(batch, 1)))
 

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
@@ -125,15 +125,17 @@ def loss_and_gradient(
     To be mapped with the axis name `AXIS` over devices, each with its part of the batch. The step
     seeds the dropout.
     """
-    objective = OBJECTIVES[settings.objective]
+    objective: Objective = lookup(OBJECTIVES, settings.objective, "objective")
     model = Condenser(model_config, jnp.dtype(settings.dtype))
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
     n_masked = _count_masked(objective, batch)
     # What the sum of each MLM's loss is divided by.
-    counts = n_masked
-    if settings.mlm_reduction == "span_sum":
-        counts = dict.fromkeys(n_masked, n_spans // objective.n_copies)
+    reductions = {
+        "token_mean": n_masked,
+        "span_sum": dict.fromkeys(n_masked, n_spans // objective.n_copies),
+    }
+    counts = lookup(reductions, settings.mlm_reduction, "mlm_reduction")
 
     def weigh(sums: Sums) -> Float[Array, ""]:
         means = [total / counts[name] for name, total in sums.items()]

@@ -230,6 +230,10 @@ def test_dropout_does_not_depend_on_the_padding(batch, variables):
         ({"representation": "cls"}, "representation is 'cls'; expected a Representation"),
         ({"representation": Representation("max")}, "pooling is 'max'; expected cls or mean"),
         (
+            {"representation": Representation(similarity="euclidean")},
+            "similarity is 'euclidean'; expected dot or cosine",
+        ),
+        (
             {"representation": Representation(dense=(Dense(32, 8), Dense(16, 8)))},
             "a Dense layer makes 8 numbers of 16, but the vectors before it have 8",
         ),

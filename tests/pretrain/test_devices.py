@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cocondenser_jax.corpus.batches import Batch, BatchSpec
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.devices import mapped_encode
+from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode
+from cocondenser_jax.pretrain.step import LossSettings
 
 
 def printed_by(program, **environment):
@@ -71,3 +74,33 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
     encode = mapped_encode(model_config, params, "float32", batch_size=11)
     found_BxD = encode(ids_BxL, mask_BxL, prompts_B)
     np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"vocab_size": 100}, {}, "the batch has a token 100, but vocab_size is 100"),
+        (
+            {"max_position_embeddings": 8},
+            {},
+            "the batch has spans of 12 tokens; the model reads 8",
+        ),
+        ({}, {"chunk_size": 3}, "chunk_size 3 does not divide 4 spans"),
+        ({}, {"chunk_size": -2}, "chunk_size -2 does not divide 4 spans"),
+        ({}, {"objective": "coCondenser"}, "no objective 'coCondenser': did you mean cocondenser"),
+        ({}, {"mlm_reduction": "mean"}, "no mlm_reduction 'mean': did you mean token_mean"),
+    ],
+)
+def test_the_gradient_of_what_does_not_fit_is_refused(changes, settings, message):
+    """Of the first two, JAX would compute NaN; of the last, the other reduction."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "skip_from": 1}
+    config = ModelConfig(**{"vocab_size": 101, "intermediate_size": 8, **sizes, **changes})
+    batch = Batch.zeros(4, 12, n_slots=2)
+    batch.input_ids_SxL[2, 1] = 100
+    with pytest.raises(UserError, match=message):
+        batch_gradient(config, LossSettings(**settings), init_params(config, 0), batch)
+
+
+def test_an_example_that_is_none_is_refused():
+    with pytest.raises(UserError, match="no example 'span_pairs': did you mean spans"):
+        _ = BatchSpec(seed=0, batch_size=2, length=8, example="span_pairs").n_rows

@@ -213,7 +213,7 @@ def load_run(
     """Reads the parameters of a run at a step, or of its latest checkpoint that is intact.
 
     The step "best" is that of the best probe. Where no step is named and the latest is not the
-    last of the run, a warning says so.
+    last of the run, a warning names both.
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.

@@ -34,7 +34,8 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.pretrain.devices import prepare_libtpu
-from cocondenser_jax.quickstart.comparison import Trial, rank_by_vectors
+from cocondenser_jax.quickstart.comparison import rank_by_vectors
+from cocondenser_jax.quickstart.trial import Trial
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.models import load_retriever
 from cocondenser_jax.storage.files import new_folder, write_json

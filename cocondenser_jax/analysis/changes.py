@@ -33,7 +33,7 @@ class Judged(NamedTuple):
     metric: str  # that is looked at
     qrels: Qrels
     queries: Mapping[str, str]  # id → text
-    corpus: Path  # the data folder of the passages, or its file
+    corpus: str | Path  # of the passages, see `read_corpus`
 
 
 class Move(NamedTuple):

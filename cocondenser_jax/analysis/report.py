@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
+from cocondenser_jax.analysis.differences import Differences
 from cocondenser_jax.analysis.panels import Panel, in_order, panel_of
 from cocondenser_jax.analysis.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
 from cocondenser_jax.errors import UserError
@@ -144,7 +145,7 @@ def write_report(
     summary: str,
     workdirs: Mapping[str, Path],
     rows: Sequence[ResultRow] = (),
-    changes: Changes | None = None,
+    changes: Changes | Differences | None = None,
 ) -> None:
     """Writes a page on a comparison and on training runs, whole or not at all.
 
@@ -156,7 +157,7 @@ def write_report(
       summary: a sentence or two.
       workdirs: of training runs, by their names; a folder without a run is left out.
       rows: of the comparison, if there is one.
-      changes: from one of its rankings to another.
+      changes: from one of its rankings to another; or, where nothing is judged, how they differ.
     """
     runs = []
     for file, kind in _KINDS.items():
@@ -165,8 +166,14 @@ def write_report(
         if of_kind:
             runs.append((kind, _plots(of_kind), facts))
     table = comparison_table(rows) if rows else []
+    is_judged = not isinstance(changes, Differences)
     page = _HTML.get_template("page.html").render(
-        title=title, summary=summary, table=table, changes=changes, runs=runs
+        title=title,
+        summary=summary,
+        table=table,
+        changes=changes if is_judged else None,
+        differences=None if is_judged else changes,
+        runs=runs,
     )
     with new_file(out) as file_out:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.

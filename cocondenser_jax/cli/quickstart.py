@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cocondenser_jax.cli.flags import (
     CORPUS,
@@ -29,11 +28,13 @@ _LANGUAGE = flag(
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
+    from cocondenser_jax.analysis.report import comparison_table
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.quickstart import quickstart
 
     prepare_libtpu()
-    _print_outcome(workdir, *quickstart(workdir))
+    rows, summary = quickstart(workdir)
+    _print_outcome(workdir, comparison_table(rows), summary)
     _print_retriever(workdir, [f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
 
 
@@ -42,7 +43,7 @@ def quickstart(workdir):
     required("--corpus", CORPUS, "your documents: whatever corpus --source takes"),
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
-    flag("--data", DATA, "what to test on, with judgments (default: 30 queries to judge)"),
+    flag("--data", DATA, "what to test on, with judgments; or queries, of which to judge 30"),
     flag(
         "--backend",
         (None, "jax", "torch", "lora"),
@@ -78,6 +79,7 @@ def adapt(
     overrides,
 ):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
+    from cocondenser_jax.analysis.report import comparison_table
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.adapt import Options, adapt
     from cocondenser_jax.representation import Given
@@ -92,13 +94,14 @@ def adapt(
     prepare_libtpu()
     options = Options(given, backend, language, ignore_identical_ids, metric, test_passages)
     rows, summary, search = adapt(workdir, corpus, model, data, overrides, options)
-    _print_outcome(workdir, rows, summary)
+    _print_outcome(workdir, comparison_table(rows) if rows else [], summary)
     _print_retriever(workdir, search)
 
 
 @command(
     "compare --data=data --model=models/minilm --model=models/mpnet --workdir=runs/compared",
-    required("--data", DATA, "passages, queries and judgments"),
+    required("--data", DATA, "passages, queries and judgments; or queries alone, as a file"),
+    flag("--corpus", CORPUS, "the passages, unless they are those of --data: any --source"),
     required("--model", str, "an embedding model: a folder or Hub name", multiple=True),
     _WORKDIR,
     flag("--split", "test", "whose judgments are used"),
@@ -107,10 +110,12 @@ def adapt(
     flag("--test_passages", COUNT, "search so many, the judged ones and a sample (default: all)"),
     IGNORE_IDENTICAL_IDS,
 )
-def compare(data, model, workdir, split, metric, language, test_passages, ignore_identical_ids):
-    """Compare BM25 and models, alone and fused, on your judged queries; resumes."""
+def compare(
+    data, corpus, model, workdir, split, metric, language, test_passages, ignore_identical_ids
+):
+    """Compare BM25 and models, alone and fused, on your queries; says what to judge; resumes."""
     from cocondenser_jax.quickstart.compare import compare
-    from cocondenser_jax.quickstart.comparison import Trial, with_first
+    from cocondenser_jax.quickstart.trial import Trial, with_first
 
     trial = Trial(
         data=data,
@@ -119,17 +124,16 @@ def compare(data, model, workdir, split, metric, language, test_passages, ignore
         language=language,
         n_passages=test_passages,
         ignore_identical_ids=ignore_identical_ids,
+        corpus=corpus,
     )
-    rows, summary, search = compare(workdir, trial, model)
-    _print_outcome(workdir, rows, summary)
+    table, summary, search = compare(workdir, trial, model)
+    _print_outcome(workdir, table, summary)
     _print_search(search)
 
 
-def _print_outcome(workdir: Path, rows: Sequence[Any], summary: str) -> None:
-    from cocondenser_jax.analysis.report import comparison_table
-
-    if rows:
-        header, *cells = comparison_table(rows)
+def _print_outcome(workdir: Path, table: Sequence[Sequence[str]], summary: str) -> None:
+    if table:
+        header, *cells = table
         print()
         print_table(header, cells)
         print()

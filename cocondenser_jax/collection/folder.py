@@ -51,13 +51,25 @@ def judgments_file(folder: Path, split: str) -> Path:
     return _find(folder, "judgments", split)[0]
 
 
+def queries_file(folder: Path, split: str) -> Path:
+    """Finds the file of a split's queries."""
+    return _find(folder, "queries", split)[0]
+
+
 def split_files(folder: Path, split: str) -> dict[str, Path]:
     """Finds the files that `read_corpus` and `read_split` read: corpus, judgments, queries."""
     return {
         "corpus": corpus_file(folder),
         "judgments": judgments_file(folder, split),
-        "queries": _find(folder, "queries", split)[0],
+        "queries": queries_file(folder, split),
     }
+
+
+def is_unjudged(source: Path) -> bool:
+    """Returns whether a source has queries alone: a file of them, or a folder without judgments."""
+    return source.is_file() or (
+        bool(_matches(source, "queries")) and not _matches(source, "judgments")
+    )
 
 
 def read_corpus(source: str | Path) -> Iterator[Passage]:
@@ -87,7 +99,7 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     """Reads the queries and judgments of a split."""
     path = judgments_file(folder, split)
     qrels = read_qrels(path)
-    queries = layouts.read_queries(_find(folder, "queries", split)[0])
+    queries = layouts.read_queries(queries_file(folder, split))
     require_known(qrels, queries, "queries", path)
     return {query: queries[query] for query in qrels}, qrels
 
@@ -155,11 +167,11 @@ def read_candidates(
 
 
 def read_named(
-    corpus: Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
+    corpus: str | Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
 ) -> dict[str, Passage]:
     """Reads by id the passages that runs or judgments name; no others are held in memory.
 
-    `corpus` is a data folder or its file, and must have them; `named` are (file, query → passages).
+    `corpus` is what `read_corpus` takes, and must have them; `named` are (file, query → passages).
     """
     names: set[str] = set()
     for _, ids in named:

@@ -73,7 +73,10 @@ def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Pass
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads queries, id → text: a .tsv or, in any other file, one JSON object a line."""
+    """Reads queries, id → text: a .tsv, a .txt or, in any other file, one JSON object a line.
+
+    Each line of a .txt file is a query, and its number the id.
+    """
     queries: dict[str, str] = {}
     for where, fields in _read_lines(path):
         name = _read_new_id(fields, _QUERY_IDS, queries, where)
@@ -118,9 +121,10 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if plain_suffix(path) == ".tsv":
         yield from read_rows(path, lines)
         return
+    is_text = plain_suffix(path) == ".txt"
     for number, line in lines:
         where = f"{path}:{number}"
-        yield where, parse_object(line, where)
+        yield where, {"_id": number, "text": line} if is_text else parse_object(line, where)
 
 
 def _find_id(fields: Mapping[str, Any], names: Sequence[str]) -> Any:

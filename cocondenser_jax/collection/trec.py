@@ -48,10 +48,10 @@ def read_qrels(path: Path) -> Qrels:
     out, and counted in a warning.
     """
     qrels: Qrels = {}
-    n_empty = 0
+    empty: Counter[str] = Counter()  # lines without a score of each query
     for where, query, passage, grade in _judgment_fields(path):
         if grade is None:
-            n_empty += 1
+            empty[query] += 1
             continue
         if not _INTEGER.fullmatch(grade):
             raise UserError(f"{where}: the score must be an integer, not {grade!r}")
@@ -60,11 +60,14 @@ def read_qrels(path: Path) -> Qrels:
             raise UserError(f"{where}: the score {grade} is not within ±{_MAX_GRADE:,}")
         if qrels.setdefault(query, {}).setdefault(passage, value) != value:
             raise UserError(f"{where}: query {query} has passage {passage} with two scores")
+    n_empty = empty.total()
     if not qrels:
-        empty = f": {n_empty} lines have no score yet" if n_empty else ""
-        raise UserError(f"{path} holds no judgments{empty}")
+        missing = f": {n_empty} lines have no score yet" if n_empty else ""
+        raise UserError(f"{path} holds no judgments{missing}")
     if n_empty:
-        log_once(logger, f"{path}: {n_empty} lines have no score: they are left out")
+        n_begun = sum(query in qrels for query in empty)
+        begun = f"; of {n_begun} queries some have, and the others count as 0" if n_begun else ""
+        log_once(logger, f"{path}: {n_empty} lines have no score: they are left out{begun}")
     return qrels
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -45,6 +45,8 @@ from cocondenser_jax.storage.tables import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ACCEPTED_FILES = (
     "a .txt, .md, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder of them"
@@ -84,8 +86,8 @@ def documents_sha256(source: str) -> str:
     return digest.hexdigest()
 
 
-def hashed(documents: Iterable[Document], digest: "hashlib._Hash") -> Iterator[Document]:
-    """Streams documents, and adds each of them to a digest."""
+def hashed(documents: Iterable[T], digest: "hashlib._Hash") -> Iterator[T]:
+    """Streams documents, or passages, and adds each of them to a digest."""
     for document in documents:
         digest.update(json.dumps(document).encode())
         yield document

@@ -15,7 +15,7 @@ import numpy as np
 
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.corpus.words import WordTable, tokenize_words
+from cocondenser_jax.corpus.words import WordTable, tokenize_words, word_places
 
 MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is dropped
 MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
@@ -86,24 +86,84 @@ def cut_documents(
     Returns:
       For each document its spans of at least MIN_TOKENS content tokens, in the order of the text.
     """
-    texts_D = [
-        split_sentences(document.text)
-        if document.spans is None
-        else [_bounded(" ".join(span.split()))[0] for span in document.spans if span.strip()]
-        for document in documents
-    ]
+    texts_D = [*map(_sentences_of, documents)]
     encoded = _encode(tokenizer, list(chain.from_iterable(texts_D)))
-    as_first = _first_form(tokenizer)
     spans_D = []
     for document, texts in zip(documents, texts_D, strict=True):
         sentences = islice(encoded, len(texts))
-        if document.spans is None:
-            targets = _targets(document.text, max_tokens - 2, short_span_prob)
-            spans = _pack(sentences, max_tokens - 2, targets, as_first)
-        else:
-            spans = (_truncate(as_first(span), max_tokens - 2) for span in sentences)
+        spans = _spans_of(document, sentences, tokenizer, max_tokens - 2, short_span_prob)
         spans_D.append([span for span in spans if len(span.tokens) >= MIN_TOKENS])
     return spans_D
+
+
+def cut_with_texts(
+    document: Document, tokenizer: SpanTokenizer, max_tokens: int
+) -> list[tuple[Span, str]]:
+    """Cuts a document as `cut_documents` does; returns its spans with their texts.
+
+    A text is as it was written but for white space, which is collapsed, and for a word longer than
+    a span, which is whole. Decoding the tokens would not give it: they may have no capitals, and
+    nothing for a character that the vocabulary lacks.
+    """
+    texts = _sentences_of(document)
+    encoded = [*_encode(tokenizer, texts)]
+    sentences = [pair for pair in zip(texts, encoded, strict=True) if len(pair[1].tokens)]
+    number = -1
+    n_read = 0  # words of the sentence of that number
+    found = []
+    for span in _spans_of(document, encoded, tokenizer, max_tokens - 2):
+        pieces: dict[int, tuple[int, int]] = {}  # sentence → the words of it
+        for start in span.starts[span.starts > 0].tolist():
+            if start == STARTS_SENTENCE:
+                number += 1
+                n_read = 0
+            if not pieces:
+                n_read += _drops_space(tokenizer, sentences[number][1], n_read, span)
+            first, _ = pieces.get(number, (n_read, 0))
+            n_read += 1
+            pieces[number] = (first, n_read)
+        if len(span.tokens) >= MIN_TOKENS:
+            written = [_piece(tokenizer, sentences[i][0], *words) for i, words in pieces.items()]
+            found.append((span, " ".join(written)))
+    return found
+
+
+def _drops_space(tokenizer: SpanTokenizer, sentence: Span, n_read: int, span: Span) -> bool:
+    """Returns whether a span lacks the next word of its first sentence, which is a lone space.
+
+    Byte-level BPE makes one before some characters, and none at the start of a span.
+    """
+    place = int(np.flatnonzero(sentence.starts)[n_read])
+    token = int(sentence.tokens[place])
+    is_word = place + 1 < len(sentence.tokens) and bool(sentence.starts[place + 1])
+    return is_word and token != span.tokens[0] and not tokenizer.spell([token]).strip()
+
+
+def _piece(tokenizer: SpanTokenizer, sentence: str, first: int, end: int) -> str:
+    """Returns some words of a sentence, as masking counts them, from `first` on."""
+    places = [*word_places(tokenizer, sentence), len(sentence)]
+    return sentence[places[first] : places[end]].strip()
+
+
+def _sentences_of(document: Document) -> list[str]:
+    """Returns what is tokenized as a whole: sentences, or the spans that a source has cut."""
+    if document.spans is None:
+        return split_sentences(document.text)
+    return [_bounded(" ".join(span.split()))[0] for span in document.spans if span.strip()]
+
+
+def _spans_of(
+    document: Document,
+    sentences: Iterable[Span],
+    tokenizer: SpanTokenizer,
+    limit: int,
+    short_span_prob: float = 0.0,
+) -> Iterator[Span]:
+    """Yields the spans of a document, those that are too short among them."""
+    as_first = _first_form(tokenizer)
+    if document.spans is None:
+        return _pack(sentences, limit, _targets(document.text, limit, short_span_prob), as_first)
+    return (_truncate(as_first(span), limit) for span in sentences)
 
 
 def _bounded(sentence: str) -> list[str]:

@@ -75,6 +75,26 @@ def tokenize_words(
             first = stop
 
 
+def word_places(tokenizer: SpanTokenizer, text: str) -> list[int]:
+    """Returns where the words of a text begin, in characters, as `WordTable.tokenize` marks them.
+
+    Args:
+      tokenizer: the model's.
+      text: words separated by single spaces.
+    """
+    space = " " if tokenizer.joins_space else ""
+    places = []
+    begin = 0
+    for word in text.split(" "):
+        ((_, starts),) = tokenize_words(tokenizer.backend, [word], space)
+        encoding = tokenizer.backend.encode(space + word, add_special_tokens=False)
+        for start, (place, _) in zip(starts, encoding.offsets, strict=True):
+            if start:
+                places.append(begin + max(place - len(space), 0))
+        begin += len(word) + 1
+    return places
+
+
 def word_starts(encoding: Encoding, text: str) -> bytes:
     """Returns uint8 for each token of a text: 1 where it starts a word of the pre-tokenizer."""
     starts = bytes(left != right for left, right in pairwise([None, *encoding.word_ids]))

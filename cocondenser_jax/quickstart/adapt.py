@@ -4,17 +4,19 @@ The model's own vector is trained, with its own pooling and similarity, on pairs
 corpus holds. How much of the change is kept, if any, is decided twice: without labels, as the
 largest alpha, 0 to 1, with which it still agrees with what a search found before (`agreement.py`);
 and with judgments, where there are some, against the best ranking that was there before. Without
-judgments the published model stays, and what to judge is written.
+judgments the published model stays, and what to judge is written, of a log of queries if there is
+one.
 
     DIR/started.json    the model, the corpus and the settings
     DIR/store/          the token store
     DIR/pretraining/    the workdir of pre-training
     DIR/model/          what it ended with, as a Hugging Face folder
     DIR/agreement.json  which alphas were tested, how far they agree, and the one that is kept
-    DIR/to_judge/       the queries of that test on which the two models differ most (`judging.py`)
+    DIR/to_judge/       the queries, of that test or of the log, on which the two models differ most
+                        (`judging.py`)
     DIR/published/      DIR/adapted/
                         model/
-    DIR/test/           the comparison of the two by judgments (`comparison.py`)
+    DIR/test/           the comparison of the two by judgments, or for the log (`comparison.py`)
     DIR/report.html
     DIR/retriever/      the result: a copy of one of the two models
 
@@ -23,48 +25,49 @@ later.
 """
 
 import logging
-import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from cocondenser_jax.analysis.changes import Changes
+from cocondenser_jax.analysis.changes import Changes, first_of
+from cocondenser_jax.analysis.differences import Differences, most_different
 from cocondenser_jax.analysis.report import ResultRow, write_report
-from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run
 from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.quickstart.agreement import (
-    Choice,
     Sample,
     choose_alpha,
     encode_texts,
     read_choice,
     sample_found,
     write_choice,
+    written_texts,
 )
 from cocondenser_jax.quickstart.backends import Name, open_model, require_same_reading
 from cocondenser_jax.quickstart.comparison import (
+    FUSION,
     Compared,
     RankedModel,
-    Trial,
     changes_between,
-    check_trial,
     compare_models,
     passages_note,
     rank_by_bm25,
     search_flags,
-    start_comparison,
-    with_first,
 )
-from cocondenser_jax.quickstart.judging import FORM, write_to_judge
+from cocondenser_jax.quickstart.judging import (
+    N_QUERIES,
+    TO_JUDGE,
+    describe_form,
+    write_to_judge,
+)
 from cocondenser_jax.quickstart.proposals import (
     Training,
     check_given,
@@ -73,8 +76,18 @@ from cocondenser_jax.quickstart.proposals import (
     propose_training,
 )
 from cocondenser_jax.quickstart.steps import make_once, seconds_of, write_store
+from cocondenser_jax.quickstart.survey import Survey
+from cocondenser_jax.quickstart.trial import (
+    Trial,
+    check_trial,
+    queries_note,
+    start_comparison,
+    with_first,
+)
+from cocondenser_jax.quickstart.unjudged import compare_unjudged
 from cocondenser_jax.quickstart.verdict import ADAPTED, PUBLISHED, judge
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation
+from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.retrieval.models import (
     blend,
@@ -98,11 +111,9 @@ from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_comp
 logger = logging.getLogger(__name__)
 
 TEST = "test"
-TO_JUDGE = "to_judge"
 _STARTED = "started.json"
 _STORE = "store"
 _UNSTARTED = "store.unstarted"  # the store, until the settings that it was made with are written
-_PASSAGES_TIMED = 64
 
 
 class Adaptation(NamedTuple):
@@ -141,7 +152,8 @@ def adapt(
       workdir: the head of this file says what it will hold.
       corpus: see `sources.read_documents`.
       model: a folder or hub name; see `convert.from_torch.load_folder`.
-      data: a folder of passages, queries and judgments of `test`; None: nothing is judged.
+      data: a folder of passages, queries and judgments of `test`; or queries alone, in a file or a
+        folder; None: neither.
       overrides: of the settings that `propose_pretraining` returns.
       options: see `Options`.
     """
@@ -159,9 +171,7 @@ def adapt(
         original = load_as(start, vectors)
         require_same_reading(trainer, reading, resolved, original)
     overrides = propose_sizes(config, overrides, start, original.get_embedding_dimension() or 0)
-    trial = None if data is None else _trial_of(data, options)
-    if trial is not None:
-        check_trial(trial)
+    asked = None if data is None else check_trial(_trial_of(data, corpus, options))
     started = {
         "command": "adapt",
         "model": model_sha256(start),
@@ -178,17 +188,19 @@ def adapt(
         make_once(workdir, published, write_resolved, start, vectors, pooled_size(original))
         training = propose_training(store, published, overrides, trainer, reading)
         trained, agreed = workdir / "model", workdir / "agreement.json"
+        trial = None if asked is None else start_comparison(workdir / TEST, *asked)
         if not (trained.exists() and agreed.exists()):
             # Before any training: these fail where BM25 finds nothing.
             sample, lexical = sample_found(store, training.documents_H, language)
             if not trained.exists():
-                tested = None if trial is None else start_comparison(workdir / TEST, trial)
-                if tested is not None:
-                    rank_by_bm25(workdir / TEST, tested)
-                _log_work(training, original, tested)
+                _log_work(training)
+                if trial is not None and asked is not None:
+                    rank_by_bm25(workdir / TEST, trial)
+                    _log_test(original, asked[1], trial.n_passages)
             pretraining = workdir / "pretraining"
             make_once(workdir, trained, trainer.train, training.config, pretraining)
-            make_once(workdir, agreed, _choose, original, trained, sample, lexical)
+            written = partial(written_texts, store, corpus)
+            make_once(workdir, agreed, _choose, original, trained, sample, lexical, written)
         choice = read_choice(agreed)
         models = [RankedModel(PUBLISHED, published, training.config.model.sizes[1:])]
         if choice.alpha:
@@ -197,8 +209,8 @@ def adapt(
             seconds = seconds_of(workdir, [trained, agreed])
             models.append(RankedModel(ADAPTED, adapted, models[0].sizes, seconds))
         title = f"{model}, adapted to {corpus}"
-        if trial is None:
-            return _leave_open(workdir, title, choice)
+        if trial is None or not trial.is_judged:
+            return _leave_open(workdir, title, models, trial)
         compared = compare_models(workdir / TEST, trial, models, baselines=[PUBLISHED])
         return _conclude(workdir, title, compared)
 
@@ -234,18 +246,19 @@ def _write_store(
         write_store(corpus, resolved, max_tokens, out)
 
 
-def _trial_of(data: Path, options: Options) -> Trial:
+def _trial_of(data: Path, corpus: str, options: Options) -> Trial:
     return Trial(
         data,
         metrics=with_first(options.metric),
         language=options.language,
         n_passages=options.test_passages,
         ignore_identical_ids=options.ignore_identical_ids,
+        corpus=corpus if data.is_file() else None,
     )
 
 
-def _log_work(training: Training, model: SentenceTransformer, trial: Trial | None) -> None:
-    """Logs what training and the test will read, and how long the test's encoding will take."""
+def _log_work(training: Training) -> None:
+    """Logs what training will read."""
     spec = training.experiment.batches
     logger.info(
         "adapt: %s documents; %s steps of %s pairs (%s), of up to %s tokens each",
@@ -255,23 +268,19 @@ def _log_work(training: Training, model: SentenceTransformer, trial: Trial | Non
         spec.example,
         spec.length,
     )
-    if trial is not None:
-        n_passages, seconds = _seconds_to_encode(model, trial.data)
-        logger.info(
-            "adapt: then the test encodes %s passages with two models, about %s each",
-            f"{n_passages:,}",
-            tqdm.format_interval(seconds),
-        )
 
 
-def _seconds_to_encode(model: SentenceTransformer, data: Path) -> tuple[int, float]:
-    """Returns how many passages there are, and how long all take, judged by a sample of them."""
-    n_passages = sum(1 for _ in read_corpus(data))
-    step = math.ceil(n_passages / _PASSAGES_TIMED)
-    texts = [passage_text(passage) for passage in islice(read_corpus(data), 0, None, step)]
+def _log_test(model: SentenceTransformer, survey: Survey, limit: int | None) -> None:
+    """Logs what the test will encode, and how long that will take, judged by a sample of it."""
+    n_passages = min(survey.n_passages, limit or survey.n_passages)
     start = time.perf_counter()
-    encode_texts(model, texts)
-    return n_passages, (time.perf_counter() - start) * n_passages / len(texts)
+    encode_texts(model, survey.texts)
+    seconds = (time.perf_counter() - start) * n_passages / len(survey.texts)
+    logger.info(
+        "adapt: then the test encodes %s passages with two models, about %s each",
+        f"{n_passages:,}",
+        tqdm.format_interval(seconds),
+    )
 
 
 def _save(model: SentenceTransformer, out: Path) -> None:
@@ -280,17 +289,41 @@ def _save(model: SentenceTransformer, out: Path) -> None:
 
 
 def _choose(
-    original: SentenceTransformer, trained: Path, sample: Sample, lexical: Run, out: Path
+    original: SentenceTransformer,
+    trained: Path,
+    sample: Sample,
+    lexical: Run,
+    written: Callable[[Iterable[str]], Mapping[str, str]],
+    out: Path,
 ) -> None:
-    """Writes how much of the change to the model in the folder `trained` is kept.
+    """Writes how much of the change to a model is kept.
 
     Also writes the queries on which it differs most from the model as published, to be judged.
+
+    Args:
+      original: the model as published.
+      trained: the folder of what its training ended with.
+      sample: what both search.
+      lexical: what BM25 finds, see `sample_found`.
+      written: returns the texts of passages as they are to be judged, by their names.
+      out: the file.
     """
     decision = choose_alpha(original, load_retriever(trained), sample, lexical)
     to_judge = out.with_name(TO_JUDGE)
     if decision.choice.alpha and not to_judge.exists():
-        rankings = [decision.published, decision.adapted, decision.lexical]
-        write_to_judge(to_judge, *decision.sample, rankings)
+        passages, queries = decision.sample
+        runs = [decision.published, decision.adapted, decision.lexical]
+        runs += [fuse_runs([decision.lexical, run], FUSION) for run in runs[:2]]
+        # Not the id of a passage: that would say that the query is this one.
+        firsts = [
+            {f"query-{query}": names for query, names in first_of(run, queries).items()}
+            for run in runs
+        ]
+        asked = {f"query-{query}": text for query, text in queries.items()}
+        chosen = {query: asked[query] for query in most_different(firsts[:2], N_QUERIES)}
+        texts = {**passages, **written(passages)}
+        every = (Passage(name, "", text) for name, text in texts.items())
+        write_to_judge(to_judge, every, chosen, firsts)
     write_choice(decision.choice, out)
 
 
@@ -298,16 +331,25 @@ def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out:
     _save(blend(original, load_retriever(trained), alpha), out)
 
 
-def _leave_open(workdir: Path, title: str, choice: Choice) -> Adaptation:
-    """Keeps the model as published, without judgments; says what to judge where it has changed."""
-    verdict = "no difference | none of the change is kept"
-    if choice.alpha:
-        folder = workdir / TO_JUDGE
-        n_queries = len(read_queries(folder))
-        verdict = (
-            f"unknown | judge {n_queries} queries in {folder / FORM}, then add --data={folder}"
-        )
-    return _finish(workdir, title, verdict, PUBLISHED)
+def _leave_open(
+    workdir: Path, title: str, models: Sequence[RankedModel], trial: Trial | None
+) -> Adaptation:
+    """Keeps the model as published, without judgments; says what to judge where it has changed.
+
+    Args:
+      workdir: of the adaptation.
+      title: of the report.
+      models: the published one and, where something of the change is kept, the adapted one.
+      trial: by the queries of a log, if there is one.
+    """
+    if len(models) == 1:
+        return _finish(workdir, title, "no difference | none of the change is kept", PUBLISHED)
+    to_judge = workdir / TO_JUDGE
+    if trial is None:
+        return _finish(workdir, title, f"unknown | {describe_form(to_judge)}", PUBLISHED)
+    differences = compare_unjudged(workdir / TEST, trial, models, to_judge)
+    verdict = " | ".join(["unknown", describe_form(to_judge), *queries_note(trial)])
+    return _finish(workdir, title, verdict, PUBLISHED, changes=differences)
 
 
 def _conclude(workdir: Path, title: str, compared: Compared) -> Adaptation:
@@ -330,7 +372,7 @@ def _finish(
     verdict: str,
     kept: str,
     rows: Sequence[ResultRow] = (),
-    changes: Changes | None = None,
+    changes: Changes | Differences | None = None,
 ) -> Adaptation:
     """Copies the model that is kept, and writes the report."""
     retriever, model = workdir / "retriever", workdir / kept / "model"

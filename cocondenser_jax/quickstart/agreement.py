@@ -8,7 +8,8 @@ little: it is what training on pairs of its text improves, whatever happens to r
 """
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.corpus.scripts import UNSPACED_BLOCKS
+from cocondenser_jax.corpus.sources import read_documents
+from cocondenser_jax.corpus.spans import cut_with_texts
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError, whole_message
@@ -213,3 +216,33 @@ def _texts(store: TokenStore, spans_N: np.ndarray) -> dict[str, str]:
     """Returns number → text of spans."""
     texts = decode_spans(store, store.read_spans(spans_N, store.max_tokens - 2))
     return dict(zip(map(str, spans_N.tolist()), texts, strict=True))
+
+
+def written_texts(store: TokenStore, corpus: str, names: Iterable[str]) -> dict[str, str]:
+    """Returns number → text of spans as the corpus has it, for a person to read.
+
+    What decoding gives lacks the characters that the vocabulary lacks, and perhaps capitals. A span
+    that is not found again, as where documents share an id, is left out.
+
+    Args:
+      store: of the corpus.
+      corpus: see `sources.read_documents`.
+      names: numbers of spans.
+    """
+    spans_N = np.array([*map(int, names)])
+    documents_N = np.searchsorted(store.first_span_D, spans_N, side="right") - 1
+    wanted = defaultdict(list)
+    for document, span in zip(documents_N.tolist(), spans_N.tolist(), strict=True):
+        wanted[store.document_id(document)].append((span, span - int(store.first_span_D[document])))
+    texts = {}
+    for document in read_documents(corpus):
+        if document.id not in wanted:
+            continue
+        written = cut_with_texts(document, store.tokenizer, store.max_tokens)
+        for span, number in wanted[document.id]:
+            ids_1xL, _, n_tokens_1 = store.read_spans(np.array([span]), store.max_tokens - 2)
+            if number < len(written):
+                found, text = written[number]
+                if np.array_equal(found.tokens, ids_1xL[0, : n_tokens_1[0]]):
+                    texts[str(span)] = text
+    return texts

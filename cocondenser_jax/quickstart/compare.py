@@ -1,25 +1,32 @@
 """Which model, and fused with BM25 or not: published models on one's own queries, untrained.
 
-Every ranking is tested against the best one. `comparison.py` says what the folder holds; here it
-also has report.html.
+Every ranking is tested against the best one. Where nothing is judged, the queries on which the
+rankings differ most are written, to be judged. `comparison.py` says what the folder holds; here it
+also has report.html and, of the latter, to_judge/.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cocondenser_jax.analysis.report import ResultRow, corrected_p, write_report
+from cocondenser_jax.analysis.report import (
+    ResultRow,
+    comparison_table,
+    corrected_p,
+    write_report,
+)
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, format_p, swap
 from cocondenser_jax.quickstart.comparison import (
     RankedModel,
-    Trial,
     changes_between,
-    check_trial,
     compare_models,
     passages_note,
     search_flags,
 )
+from cocondenser_jax.quickstart.judging import TO_JUDGE, describe_form
+from cocondenser_jax.quickstart.trial import Trial, check_trial, queries_note, start_comparison
+from cocondenser_jax.quickstart.unjudged import compare_unjudged
 from cocondenser_jax.quickstart.verdict import describe_difference, describe_power
 from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.storage.hub import find_folder
@@ -30,7 +37,7 @@ from cocondenser_jax.storage.runs import lock_folder
 class Outcome(NamedTuple):
     """What came of a comparison."""
 
-    rows: list[ResultRow]
+    table: list[list[str]]  # the heads first
     summary: str  # a line that starts with "BEST: "
     search: list[str]  # the flags of `search` for the best row; none where passages are a sample
 
@@ -40,24 +47,32 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
 
     Args:
       workdir: see `comparison`.
-      trial: the texts and judgments, and what is computed.
+      trial: the texts and, where there are some, the judgments, and what is computed.
       models: folders or hub names.
     """
-    check_trial(trial)
+    trial, survey = check_trial(trial)
     ranked = [RankedModel(name, Path(model)) for name, model in name_models(models).items()]
     for model in ranked:
         folder = find_folder(model.folder)
         read_representation(folder)
         require_loadable(network_folder(folder))
+    title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
     with lock_folder(workdir):
-        compared = compare_models(workdir, trial, ranked)
+        started = start_comparison(workdir, trial, survey)
+        if not trial.is_judged:
+            differences = compare_unjudged(workdir, started, ranked, workdir / TO_JUDGE)
+            form = describe_form(workdir / TO_JUDGE)
+            summary = " | ".join(["BEST: unknown", form, *queries_note(started)])
+            write_report(workdir / "report.html", title, summary, {}, changes=differences)
+            return Outcome(differences.table, summary, [])
+        compared = compare_models(workdir, started, ranked)
         best, rival = find_rival(compared.rows)
         summary = " | ".join([describe_best(compared.rows, best, rival), *passages_note(compared)])
         changes = changes_between(compared, rival.name, best.name)
-        title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
         write_report(workdir / "report.html", title, summary, {}, compared.rows, changes)
     winner = next((model for model in ranked if model.name == best.model), None)
-    return Outcome(compared.rows, summary, search_flags(workdir, compared, best.name, winner))
+    table = comparison_table(compared.rows)
+    return Outcome(table, summary, search_flags(workdir, compared, best.name, winner))
 
 
 def name_models(models: Sequence[str]) -> dict[str, str]:

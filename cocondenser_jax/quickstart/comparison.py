@@ -1,9 +1,10 @@
-"""Compares what BM25 and several models find for judged queries, and shows what changes.
+"""Compares what BM25 and several models find for queries, and shows what changes.
 
 The folder of a comparison:
 
     DIR/started.json    the collection, by its checksums, and the settings
     DIR/data/           the passages that are tested on, where they are a sample
+    DIR/queries.jsonl   the queries that are ranked, where nothing is judged
     DIR/bm25.trec       what BM25 finds
     DIR/models/NAME/    of each model: started.json, embeddings/, dense.trec, and fused.trec, which
                         is dense.trec fused with bm25.trec; where vectors are also cut to smaller
@@ -18,17 +19,19 @@ queries: the rankings are then made again, of the same vectors.
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes, measure
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
-from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split, split_files
-from cocondenser_jax.collection.own_passages import require_other_answers
+from cocondenser_jax.collection.folder import (
+    read_queries,
+    read_split,
+)
 from cocondenser_jax.collection.trec import Qrels, read_run, write_run
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import parse_metric
-from cocondenser_jax.quickstart.sample import read_sampled, require_room, write_sample
-from cocondenser_jax.quickstart.steps import make_once, remove_results, seconds_of
+from cocondenser_jax.quickstart.sample import read_sampled
+from cocondenser_jax.quickstart.steps import make_once, seconds_of
+from cocondenser_jax.quickstart.trial import STARTED, Trial
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, Searched, write_bm25_run
 from cocondenser_jax.retrieval.embeddings import read_manifest
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
@@ -36,27 +39,15 @@ from cocondenser_jax.retrieval.fuse import Method, fuse_runs
 from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.retrieval.opening import open_cut, open_index
 from cocondenser_jax.retrieval.search import retrieve
-from cocondenser_jax.retrieval.terms import LANGUAGE, require_language
-from cocondenser_jax.storage.files import file_sha256, read_object, write_json
+from cocondenser_jax.retrieval.terms import LANGUAGE
+from cocondenser_jax.storage.files import write_json
 from cocondenser_jax.storage.runs import start_or_compare
 
 logger = logging.getLogger(__name__)
 
-STARTED = "started.json"
 BM25 = "BM25"
+_ALL_JUDGED = 0.98  # of the first ten; vectors in another precision may find another one
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
-METRICS = ("nDCG@10", "MRR@10", "Recall@100")
-
-
-class Trial(NamedTuple):
-    """What rankings are compared on, and by."""
-
-    data: Path  # the folder of passages, queries and judgments
-    split: str = "test"
-    metrics: tuple[str, ...] = METRICS  # see `evaluate_run`; the first decides
-    language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
-    n_passages: int | None = None  # that are tested on, see `sample`; None: all
-    ignore_identical_ids: bool = False  # see `drop_identical_ids`
 
 
 class RankedModel(NamedTuple):
@@ -100,89 +91,19 @@ def ranking_name(model: str, is_fused: bool, part: str = "") -> str:
     return f"{vectors} + {BM25}" if is_fused else vectors
 
 
-def with_first(metric: str | None) -> tuple[str, ...]:
-    """Returns the metrics of a comparison that is decided by one of them, or by another."""
-    return METRICS if metric is None else tuple(dict.fromkeys([metric, *METRICS]))
+def rank_by_all(workdir: Path, trial: Trial, models: Sequence[RankedModel]) -> list[Entry]:
+    """Ranks by BM25 and by each model, alone and fused with BM25.
 
-
-def check_trial(trial: Trial) -> None:
-    """Raises a UserError for what a comparison would fail at, before any work."""
-    require_language(trial.language)
-    for metric in trial.metrics:
-        parse_metric(metric)
-    _, qrels = read_split(trial.data, trial.split)
-    if len(qrels) < 2:
-        raise UserError(
-            f"{trial.data} has one judged query of {trial.split}: a comparison needs two"
-        )
-    _require_relevant(trial, qrels)
-    if trial.ignore_identical_ids:
-        require_other_answers(qrels)
-    if trial.n_passages is not None:
-        require_room(qrels, trial.n_passages)
-
-
-def _require_relevant(trial: Trial, qrels: Qrels) -> None:
-    """Raises a UserError if a collection has no passage that is judged relevant; counts those."""
-    relevant = {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
-    n_found = len(relevant.intersection(passage.id for passage in read_corpus(trial.data)))
-    if not relevant:
-        raise UserError(
-            f"{trial.data} has no judgment of {trial.split} with a score above 0: all metrics would"
-            " be 0"
-        )
-    if not n_found:
-        raise UserError(
-            f"{trial.data} has none of the {len(relevant)} passages that its judgments of"
-            f" {trial.split} find relevant: all metrics would be 0"
-        )
-    if n_found < len(relevant):
-        logger.warning(
-            "%s has %d of the %d passages that its judgments of %s find relevant",
-            trial.data,
-            n_found,
-            len(relevant),
-            trial.split,
-        )
-
-
-def start_comparison(workdir: Path, trial: Trial) -> Trial:
-    """Starts the folder of a comparison, or continues it.
-
-    Returns:
-      The trial on the passages that are tested on.
-
-    Raises:
-      UserError: also if the folder was started on other passages, or on a sample for other
-        judgments.
+    Args:
+      workdir: the head of this file says what it will hold. Its lock is the caller's.
+      trial: what `start_comparison` returned.
+      models: with different names.
     """
-    files = split_files(trial.data, trial.split)
-    started = {
-        "data": {name: file_sha256(path) for name, path in files.items()},
-        "split": trial.split,
-        "language": trial.language,
-        "test_passages": trial.n_passages,
-        "ignore_identical_ids": trial.ignore_identical_ids,
-    }
-    if trial.n_passages is None:
-        _start_on_judgments(workdir, started)
-        return trial
-    start_or_compare(workdir / STARTED, started)
-    folder = workdir / "data"
-    make_once(workdir, folder, write_sample, trial.data, trial.split, trial.n_passages)
-    return trial._replace(data=folder)
-
-
-def _start_on_judgments(workdir: Path, started: Mapping[str, Any]) -> None:
-    """Starts the folder of a comparison, or continues it; other judgments need other rankings."""
-    path = workdir / STARTED
-    start_or_compare(path, started, free=("data.judgments", "data.queries"))
-    if read_object(path) == started:
-        return
-    logger.info("%s: other judgments or queries: ranking again, by the same vectors", workdir)
-    runs = [*workdir.glob("*.trec"), *(workdir / "models").rglob("*.trec")]
-    remove_results(workdir, runs)
-    write_json(path, started)
+    bm25 = rank_by_bm25(workdir, trial)
+    entries = [Entry("", False, [bm25])]
+    for model in models:
+        entries += _rank_by_model(workdir, trial, model, bm25)
+    return entries
 
 
 def compare_models(
@@ -192,16 +113,12 @@ def compare_models(
 
     Args:
       workdir: the head of this file says what it will hold. Its lock is the caller's.
-      trial: what they are compared on.
+      trial: what `start_comparison` returned.
       models: with different names.
       baselines: names of models. All rankings are tested against the best one of BM25 and of these;
         (): against the best one of all.
     """
-    trial = start_comparison(workdir, trial)
-    bm25 = rank_by_bm25(workdir, trial)
-    entries = [Entry("", False, [bm25])]
-    for model in models:
-        entries += _rank_by_model(workdir, trial, model, bm25)
+    entries = rank_by_all(workdir, trial, models)
     known = {"", *baselines} if baselines else {"", *(model.name for model in models)}
     names = [entry.name for entry in entries if entry.model in known and not entry.part]
     compared = compare_entries(workdir, trial, entries, names)
@@ -213,7 +130,7 @@ def changes_between(compared: Compared, before: str, after: str) -> Changes:
     """Finds what changes for the queries from one row of a comparison to another."""
     trial = compared.trial
     queries, qrels = read_split(trial.data, trial.split)
-    judged = Judged(trial.metrics[0], qrels, queries, trial.data)
+    judged = Judged(trial.metrics[0], qrels, queries, trial.passages)
     return find_changes(compared.rankings[before], compared.rankings[after], judged)
 
 
@@ -236,7 +153,7 @@ def search_flags(
         return []
     language = [] if trial.language == LANGUAGE else [f"--language={trial.language}"]
     if model is None or winner == BM25:
-        return [f"--corpus={trial.data}", *language]
+        return [f"--corpus={trial.passages}", *language]
     flags = [f"--embeddings={workdir / 'models' / model.name / 'embeddings'}"]
     if any(row.name == winner and row.is_fused for row in compared.rows):
         flags += [f"--hybrid={FUSION}", *language]
@@ -290,7 +207,29 @@ def compare_entries(
             vectors=entry.vectors,
         )
         evaluations.append(evaluation)
+    _warn_of_unjudged(rankings.values(), qrels)
     return Compared(result_rows(evaluations, baselines), trial, rankings)
+
+
+def _warn_of_unjudged(rankings: Collection[Ranking], qrels: Qrels) -> None:
+    """Warns of rankings whose first passages were not all judged, where those of another were.
+
+    What is not judged counts as not relevant, so such a ranking may be better than its metrics.
+    """
+    shares = {}
+    for ranking in rankings:
+        is_judged = [name in qrels[query] for query in qrels for name in ranking.first[query]]
+        shares[ranking.name] = fmean(is_judged or [True])
+    full = [name for name, share in shares.items() if share >= _ALL_JUDGED]
+    for name, share in shares.items():
+        if full and share < _ALL_JUDGED:
+            logger.warning(
+                "%.0f %% of the first ten passages of %s are judged, and all of %s: those that are"
+                " not count as not relevant, so judge them too before you compare the two",
+                100 * share,
+                name,
+                full[0],
+            )
 
 
 def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
@@ -323,13 +262,13 @@ def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) 
 
 
 def _search(trial: Trial, model: Path, embeddings: Path, out: Path) -> None:
-    encode_corpus(Encoding(model), trial.data, embeddings)
+    encode_corpus(Encoding(model), trial.passages, embeddings)
     rank_by_vectors(embeddings, model, trial, out)
 
 
 def _search_cut(trial: Trial, model: Path, size: int, out: Path) -> None:
     index = open_cut(out.parent / "embeddings", model, size)
-    queries = read_queries(trial.data, trial.split)
+    queries = read_queries(trial.data, trial.ranked_split)
     retrieve(index, queries, out, ignore_identical_ids=trial.ignore_identical_ids)
 
 
@@ -344,7 +283,7 @@ def rank_by_bm25(workdir: Path, trial: Trial) -> Path:
 
 def _write_bm25_run(trial: Trial, out: Path) -> None:
     write_bm25_run(
-        Searched(trial.data, trial.split),
+        Searched(trial.data, trial.ranked_split, trial.corpus),
         out,
         settings=Bm25Settings(language=trial.language),
         ignore_identical_ids=trial.ignore_identical_ids,
@@ -353,7 +292,7 @@ def _write_bm25_run(trial: Trial, out: Path) -> None:
 
 def rank_by_vectors(index: Path, model: Path, trial: Trial, out: Path) -> None:
     """Writes what the vectors of an index, or of embeddings, find for the queries."""
-    queries = read_queries(trial.data, trial.split)
+    queries = read_queries(trial.data, trial.ranked_split)
     retrieve(
         open_index(index, model), queries, out, ignore_identical_ids=trial.ignore_identical_ids
     )

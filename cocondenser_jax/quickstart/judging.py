@@ -4,20 +4,28 @@
 
 The last one is a form: a line for each passage of each query, with their texts and an empty grade.
 Lines that stay empty are left out when it is read.
+
+All first passages of every ranking that is compared are to be judged, as many as the metric reads.
+If only the first five were, nDCG@10 would prefer fused rankings, whose next five are among the
+first five of the rankings that are fused: on MEDLARS by 0.08, where they are not better.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from cocondenser_jax.analysis.differences import Firsts
 from cocondenser_jax.collection.beir import write_beir
+from cocondenser_jax.collection.folder import passage_text, read_queries
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.trec import Run, first_passages
 from cocondenser_jax.errors import first_words
-from cocondenser_jax.storage.files import new_folder, write_text
+from cocondenser_jax.storage.files import new_folder, numbered_lines, write_text
 
-N_QUERIES = 30
-_DEPTH = 10  # to which two rankings are compared
-_POOL_DEPTH = 5  # the passages of each ranking that are to be judged
+logger = logging.getLogger(__name__)
+
+N_QUERIES = 30  # to judge
+TO_JUDGE = "to_judge"  # the folder
 _CHARACTERS = 500  # of a text in the form
 _HEADER = ("score", "query text", "passage text", "query-id", "corpus-id")
 FORM = "qrels/test.tsv"
@@ -25,43 +33,61 @@ FORM = "qrels/test.tsv"
 
 def write_to_judge(
     out: Path,
-    passages: Mapping[str, str],
+    passages: Iterable[Passage],
     queries: Mapping[str, str],
-    rankings: Sequence[Run],
+    rankings: Sequence[Firsts],
 ) -> None:
-    """Writes the queries on which two rankings differ most, with the passages to judge.
+    """Writes queries with the first passages of rankings, to be judged.
 
     Args:
-      out: the folder.
-      passages: id → text, all that are searched.
-      queries: id → text.
-      rankings: the two; the first passages of these and of any others are to be judged.
+      out: the folder. What is there is replaced, unless it has been judged: then it is kept.
+      passages: all that are searched.
+      queries: id → text, those to judge.
+      rankings: of these queries, all that will be compared; what they have is to be judged.
     """
-    chosen = most_different(rankings[0], rankings[1])
-    rows = ["\t".join(_HEADER)]
-    for query in chosen:
-        for passage in _pool(query, rankings):
-            texts = [_cell(queries[query]), _cell(passages[passage])]
-            rows.append("\t".join(["", *texts, _name(query), passage]))
+    if out.exists():
+        if is_begun(out):
+            logger.warning(
+                "%s is kept, because lines of it have scores: its passages are those of the call"
+                " that wrote it; move it away to get others",
+                out,
+            )
+            return
+        shutil.rmtree(out)
+    pools = {query: _pool(query, rankings) for query in queries}
+    texts = dict.fromkeys((name for pool in pools.values() for name in pool), "")
     with new_folder(out) as folder:
-        every = (Passage(name, "", text) for name, text in passages.items())
-        write_beir(folder, every, {_name(query): queries[query] for query in chosen}, {})
-        write_text(folder / FORM, "\n".join([*rows, ""]))
+        write_beir(folder, _noting_texts(passages, texts), queries, {})
+        rows = [
+            "\t".join(["", _cell(queries[query]), _cell(texts[name]), query, name])
+            for query, pool in pools.items()
+            for name in pool
+        ]
+        write_text(folder / FORM, "\n".join(["\t".join(_HEADER), *rows, ""]))
 
 
-def most_different(run: Run, other: Run) -> list[str]:
-    """Returns the 30 queries whose ten first passages are least alike, those first."""
-
-    def shared(query: str) -> int:
-        first, second = (first_passages(each.get(query, {}), _DEPTH) for each in (run, other))
-        return len({*first}.intersection(second))
-
-    return sorted(run, key=shared)[:N_QUERIES]
+def is_begun(folder: Path) -> bool:
+    """Returns whether a line of a form has a score."""
+    rows = [line for _, line in numbered_lines(folder / FORM)][1:]
+    return any(line.partition("\t")[0].strip() for line in rows)
 
 
-def _name(query: str) -> str:
-    """Returns the id of a query in the folder: that of a passage would say that it is this one."""
-    return f"query-{query}"
+def describe_form(folder: Path) -> str:
+    """Says what to judge, and how to give it."""
+    n_lines = sum(1 for _ in numbered_lines(folder / FORM)) - 1
+    n_queries = len(read_queries(folder))
+    return (
+        f"judge {n_queries} queries in {folder / FORM} ({n_lines:,} lines), then give"
+        f" --data={folder}"
+    )
+
+
+def _noting_texts(passages: Iterable[Passage], texts: dict[str, str]) -> Iterator[Passage]:
+    """Yields passages; notes the texts of those that `texts` has."""
+    for passage in passages:
+        if passage.id in texts:
+            texts[passage.id] = passage_text(passage)
+        yield passage
 
 
 def _cell(text: str) -> str:
@@ -70,7 +96,6 @@ def _cell(text: str) -> str:
     return f" {start}" if start.startswith(("=", "+", "-", "@")) else start
 
 
-def _pool(query: str, rankings: Iterable[Run]) -> list[str]:
+def _pool(query: str, rankings: Iterable[Firsts]) -> list[str]:
     """Returns the first passages of all rankings, each once, ordered by name."""
-    pool = {name for run in rankings for name in first_passages(run.get(query, {}), _POOL_DEPTH)}
-    return sorted(pool)
+    return sorted({name for first in rankings for name in first.get(query, ())})

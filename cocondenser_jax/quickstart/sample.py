@@ -36,17 +36,17 @@ def require_room(qrels: Qrels, n_passages: int) -> None:
         )
 
 
-def write_sample(data: Path, split: str, n_passages: int, out: Path) -> None:
-    """Writes a split with `n_passages` of its passages, the judged ones among them."""
+def write_sample(data: Path, split: str, corpus: str | Path, n_passages: int, out: Path) -> None:
+    """Writes a split with `n_passages` of the corpus, the judged ones among them."""
     queries, qrels = read_split(data, split)
     judged = _judged(qrels)
-    is_judged_N = np.array([passage.id in judged for passage in read_corpus(data)])
+    is_judged_N = np.array([passage.id in judged for passage in read_corpus(corpus)])
     others = np.flatnonzero(~is_judged_N)
     n_judged = int(is_judged_N.sum())
     n_others = min(n_passages - n_judged, len(others))
     is_kept_N = is_judged_N.copy()
     is_kept_N[np.random.default_rng(_SEED).choice(others, n_others, replace=False)] = True
-    kept = (passage for passage, keep in zip(read_corpus(data), is_kept_N, strict=True) if keep)
+    kept = (passage for passage, keep in zip(read_corpus(corpus), is_kept_N, strict=True) if keep)
     sampled = Sampled(passages=len(is_judged_N), judged=n_judged, kept=n_judged + n_others)
     with new_folder(out) as folder:
         write_beir(folder, kept, queries, {split: qrels})

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_source, passage_text, read_corpus
+from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
@@ -335,10 +335,7 @@ def default_shard_size(n_passages: int) -> int:
 def count_and_hash(corpus: str | Path) -> tuple[int, str]:
     """Returns the number of passages, and their SHA-256."""
     digest = hashlib.sha256()
-    n_passages = 0
-    for passage in read_corpus(corpus):
-        digest.update(json.dumps(passage).encode())
-        n_passages += 1
+    n_passages = sum(1 for _ in hashed(read_corpus(corpus), digest))
     return n_passages, digest.hexdigest()
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from cocondenser_jax.analysis.changes import first_of
+from cocondenser_jax.analysis.differences import most_different
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.convert.from_torch import load_folder
@@ -29,7 +31,7 @@ from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement, comparison
 from cocondenser_jax.quickstart.adapt import Options, adapt
 from cocondenser_jax.quickstart.agreement import Sample
-from cocondenser_jax.quickstart.judging import most_different
+from cocondenser_jax.quickstart.judging import describe_form
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from cocondenser_jax.retrieval.models import blend, load_retriever
@@ -163,9 +165,7 @@ def test_without_judgments_the_alpha_that_agrees_is_kept(finished):
     line = finished.printed[workdir].splitlines()[0]
     verdict = "no difference | none of the change is kept"
     if chosen["alpha"]:
-        folder = workdir / "to_judge"
-        judge = f"judge {len(lines(folder / 'queries.jsonl'))} queries in {folder}/qrels/test.tsv"
-        verdict = f"unknown | {judge}, then add --data={folder}"
+        verdict = f"unknown | {describe_form(workdir / 'to_judge')}"
     assert line == f"VERDICT: {verdict} | retriever/ is published"
     for name, value in weights(workdir / "retriever").items():
         np.testing.assert_array_equal(value, weights(finished.model)[name], name)
@@ -181,7 +181,8 @@ def test_without_judgments_the_queries_to_judge_are_those_that_differ_most(finis
     sample = agreement.sample_store(store, held_out_documents(store, 300, of_one_span=True))
     before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
     models = before, blend(before, after, alpha)
-    expected = most_different(*(agreement.dense_run(model, sample) for model in models))
+    runs = [agreement.dense_run(model, sample) for model in models]
+    expected = most_different([first_of(run, run) for run in runs], 30)
     names = [q["_id"] for q in lines(workdir / "to_judge" / "queries.jsonl")]
     assert names == [f"query-{query}" for query in expected]
 
@@ -278,7 +279,7 @@ def test_the_work_is_logged_before_the_first_step(
     seconds = [0]  # two for each passage that is encoded
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
     monkeypatch.setattr(adapting, "time", clock)
-    monkeypatch.setattr(adapting, "_PASSAGES_TIMED", 3)
+    monkeypatch.setattr("cocondenser_jax.quickstart.survey._N_TEXTS", 3)
     monkeypatch.setattr(adapting, "encode_texts", lambda _, texts: seconds.append(2 * len(texts)))
     with pytest.raises(UserError, match="the first step"):
         adapt(workdir, str(finished.corpus), str(finished.model), finished.data, SETTINGS)
@@ -286,8 +287,7 @@ def test_the_work_is_logged_before_the_first_step(
     said = f"{N_TEXTS} documents; {N_STEPS} steps of 32 pairs (sentence), of up to 64 tokens each"
     assert work.endswith(said)
     n_passages = len(lines(finished.data / "corpus.jsonl"))
-    assert len(seconds) == 2
-    assert seconds[1] == 2 * 3
+    assert 2 * 3 <= sum(seconds) < 2 * 6
     minutes, rest = divmod(2 * n_passages, 60)
     each = f"about {minutes:02}:{rest:02} each"
     assert test.endswith(f"the test encodes {n_passages} passages with two models, {each}")

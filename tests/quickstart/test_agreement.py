@@ -21,6 +21,7 @@ from cocondenser_jax.quickstart.agreement import (
     read_choice,
     sample_found,
     sample_store,
+    written_texts,
 )
 from cocondenser_jax.retrieval import models
 from cocondenser_jax.retrieval.bm25 import bm25_run
@@ -54,6 +55,32 @@ def test_queries_are_words_in_a_row_of_held_out_documents(store, monkeypatch):
     assert few.queries == sample.queries
     assert few.queries.keys() < few.passages.keys()
     assert len(few.passages) <= 15
+
+
+def test_texts_to_judge_are_as_the_corpus_has_them(tmp_path, words, model_folder):
+    rng = np.random.default_rng(2)
+    texts = []
+    for _ in range(6):  # of several spans each
+        sentences = [" ".join(rng.choice(words, 12)).capitalize() for _ in range(5)]
+        texts.append(" 龘. ".join(sentences) + ".")
+    records = [{"id": str(i), "text": text} for i, text in enumerate(texts)]
+    records[4]["id"] = "3"  # two documents of one name
+    source = str(write_records(tmp_path / "texts.jsonl", records))
+    build_store(source, str(model_folder), tmp_path / "store", max_tokens=40)
+    store = open_store(tmp_path / "store")
+    names = [str(number) for number in range(store.n_spans)]
+    written = written_texts(store, source, names)
+    assert list(written) == names
+    joined = [
+        " ".join(written[str(n)] for n in range(*store.first_span_D[document : document + 2]))
+        for document in range(6)
+    ]
+    assert joined == texts
+    assert store.n_spans > 12
+    assert written_texts(store, source, ["7"]) == {"7": written["7"]}
+    # Of another corpus, nothing is taken for what was searched.
+    changed = [record | {"text": record["text"].replace("a", "b")} for record in records]
+    assert written_texts(store, str(write_records(tmp_path / "b.jsonl", changed)), ["7"]) == {}
 
 
 def ten_best(folder, sample):

@@ -8,8 +8,8 @@ from cocondenser_jax.collection.trec import read_qrels, read_run
 from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS, evaluate_run
 from cocondenser_jax.evaluation.significance import compare
 from cocondenser_jax.quickstart import quickstart as module
-from cocondenser_jax.quickstart.comparison import Trial
 from cocondenser_jax.quickstart.quickstart import Candidate, compare_candidates
+from cocondenser_jax.quickstart.trial import Trial
 
 N_QUERIES = 12
 

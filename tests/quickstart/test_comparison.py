@@ -16,15 +16,13 @@ from cocondenser_jax.quickstart.comparison import (
     Compared,
     Entry,
     RankedModel,
-    Trial,
-    check_trial,
     compare_entries,
     compare_models,
     rank_by_bm25,
     ranking_name,
     search_flags,
-    with_first,
 )
+from cocondenser_jax.quickstart.trial import Trial, check_trial, with_first
 from tests.world import write_beir, write_qrels, write_records
 
 N = 8
@@ -79,7 +77,6 @@ def test_vectors_that_are_cut_are_no_baseline(folder, monkeypatch):
     first, second = (folder / f"{name}.trec" for name in ("first", "second"))
     whole = Entry("m", False, [second])
     cut = Entry("m", False, [first], part="8 of 32")
-    monkeypatch.setattr(comparison, "start_comparison", lambda _, trial: trial)
     monkeypatch.setattr(comparison, "rank_by_bm25", lambda *_: second)
     monkeypatch.setattr(comparison, "_rank_by_model", lambda *_: [whole, cut])
     trial = Trial(folder / "data", metrics=("MRR@10",))

@@ -17,9 +17,11 @@ import torch
 from safetensors.numpy import load_file
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.collection.folder import read_corpus, read_queries
 from cocondenser_jax.quickstart import adapt as adapting
 from cocondenser_jax.quickstart import agreement
 from cocondenser_jax.quickstart.agreement import Choice, Decision, Sample
+from cocondenser_jax.quickstart.judging import FORM, describe_form
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.models import load_retriever, towers
@@ -135,10 +137,13 @@ def test_without_judgments_the_better_model_is_not_kept_until_it_is_judged(world
     folder = result.workdir / "to_judge"
     form = folder / "qrels" / "test.tsv"
     assert result.verdict == (
-        f"VERDICT: unknown | judge 30 queries in {form}, then add --data={folder}"
-        " | retriever/ is published"
+        f"VERDICT: unknown | {describe_form(folder)} | retriever/ is published"
     )
+    assert "judge 30 queries in " in result.verdict
     assert_same_weights(result.workdir / "retriever", world.blind)
+    written = "\n".join(passage.text for passage in read_corpus(world.data))
+    assert all(passage.text in written for passage in read_corpus(folder))
+    assert any(passage.text != passage.text.lower() for passage in read_corpus(folder))
     with pytest.raises(AssertionError):  # a form without judgments is refused
         adapt_to(world.blind, world.seeing, f"--data={folder}")
     # A query asks for the passage that it is from, and BM25 finds its words there.
@@ -152,6 +157,55 @@ def test_without_judgments_the_better_model_is_not_kept_until_it_is_judged(world
     assert judged.verdict.startswith("VERDICT: no difference | nDCG@10 | ")
     assert ", BM25 1.0000 | " in judged.verdict
     assert "30 queries show differences of" in judged.verdict
+
+
+@pytest.fixture
+def log(world, tmp_path):
+    """The queries of the collection, a line each: line i + 1 asks for passage pi."""
+    queries = read_queries(world.data)
+    path = tmp_path / "log.txt"
+    path.write_text("\n".join(queries.values()))
+    return path
+
+
+def test_the_queries_to_judge_are_those_of_a_log(world, adapt_to, log):
+    result = adapt_to(world.blind, world.seeing, f"--data={log}")
+    folder = result.workdir / "to_judge"
+    assert result.verdict == (
+        f"VERDICT: unknown | {describe_form(folder)} | retriever/ is published"
+    )
+    assert_same_weights(result.workdir / "retriever", world.blind)
+    assert [*read_corpus(folder)] == [*read_corpus(world.data)]  # as they are written
+    asked = read_queries(folder)
+    assert len(asked) == 30
+    assert asked.items() < read_queries(log).items()
+    rows = json.loads((result.workdir / "test" / "results.json").read_text())
+    ends = ("", " + BM25")
+    assert [row["name"] for row in rows] == [
+        "BM25",
+        *(f"{name}{end}" for name in ("published", "adapted") for end in ends),
+    ]
+    page = (result.workdir / "report.html").read_text()
+    assert "Queries on which the rankings differ most" in page
+    # Judged, they decide, by the same vectors.
+    header, *lines = (line.split("\t") for line in (folder / FORM).read_text().splitlines())
+    for line in lines:
+        line[0] = str(int(int(line[4][1:]) + 1 == int(line[3])))
+    (folder / FORM).write_text("\n".join("\t".join(line) for line in [header, *lines]))
+    files = [*(result.workdir / "test").rglob("*.arrow")]
+    before = [path.stat().st_mtime_ns for path in files]
+    judged = adapt_to(world.blind, world.seeing, f"--data={folder}")
+    outcome, _, difference = read_verdict(judged.verdict)
+    assert (outcome, difference > 0.2) == ("helped", True)
+    assert len(before) >= 2
+    assert [path.stat().st_mtime_ns for path in files] == before
+
+
+def test_where_none_of_the_change_is_kept_no_log_is_ranked(world, adapt_to, log):
+    result = adapt_to(world.seeing, world.blind, f"--data={log}")
+    assert result.verdict.startswith("VERDICT: no difference | none of the change is kept")
+    assert not (result.workdir / "test" / "models").exists()
+    assert not (result.workdir / "to_judge").exists()
 
 
 def test_judgments_that_come_later_decide_without_another_training(

@@ -19,7 +19,7 @@ def data(tmp_path):
 
 
 def test_the_judged_passages_are_kept_and_others_at_random(data, tmp_path):
-    write_sample(data, "test", 40, tmp_path / "a")
+    write_sample(data, "test", data, 40, tmp_path / "a")
     assert read_sampled(tmp_path / "a") == Sampled(passages=N, judged=3, kept=40)
     kept = [*read_corpus(tmp_path / "a")]
     assert len(kept) == 40
@@ -30,12 +30,12 @@ def test_the_judged_passages_are_kept_and_others_at_random(data, tmp_path):
     assert min(numbers) < 20
     assert max(numbers) > 80
     assert read_split(tmp_path / "a", "test") == read_split(data, "test")
-    write_sample(data, "test", 40, tmp_path / "b")
+    write_sample(data, "test", data, 40, tmp_path / "b")
     assert [*read_corpus(tmp_path / "b")] == kept
 
 
 def test_all_are_kept_where_there_are_fewer(data, tmp_path):
-    write_sample(data, "test", 1000, tmp_path / "a")
+    write_sample(data, "test", data, 1000, tmp_path / "a")
     assert read_sampled(tmp_path / "a") == Sampled(passages=N, judged=3, kept=N)
     assert [*read_corpus(tmp_path / "a")] == [*read_corpus(data)]
 

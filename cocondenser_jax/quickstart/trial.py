@@ -136,7 +136,7 @@ def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
     """Starts the folder of a comparison, or continues it.
 
     Args:
-      workdir: see the head of this file.
+      workdir: see `comparison`.
       trial: what `check_trial` returned,
       survey: and this too.
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow  # type: ignore[import-untyped]
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
@@ -30,12 +29,12 @@ from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.embeddings import passage_at, read_manifest, shard_vectors
-from cocondenser_jax.retrieval.exact import float_blocks
+from cocondenser_jax.retrieval.embeddings import passage_at, read_manifest
 from cocondenser_jax.retrieval.models import is_normalized
-from cocondenser_jax.retrieval.opening import OpenIndex, open_index
+from cocondenser_jax.retrieval.opening import OpenIndex
 from cocondenser_jax.storage.files import new_folder
 from experiments.pseudo_queries import make_queries
+from experiments.vectors import open_embeddings, read_vectors
 
 N_QUERIES = 4_000
 LEARNING_RATE = 1e-3  # of Adam; falls linearly to 0
@@ -112,13 +111,13 @@ def map_vectors(
       out: the folder that is made.
       teacher: the model and its embeddings of the same passages; None: the mean is taken off.
     """
-    opened = _open(embeddings, model)
+    opened = open_embeddings(embeddings, model)
     retriever, _, passages = opened
     if teacher is None:
-        mean_D = _vectors(passages).mean(axis=0)
+        mean_D = read_vectors(passages).mean(axis=0)
         learned = LinearMap(np.eye(len(mean_D), dtype=np.float32), -mean_D)
     else:
-        taught = _open(teacher[1], teacher[0])
+        taught = open_embeddings(teacher[1], teacher[0])
         if not taught.passages["id"].equals(passages["id"]):
             raise UserError(f"{embeddings} and {teacher[1]} are of different passages")
         texts = [passage_text(passage_at(passages, row)) for row in range(len(passages))]
@@ -148,21 +147,10 @@ def append_map(model: SentenceTransformer, learned: LinearMap) -> None:
     model.extend([layer, *([Normalize()] if scales else [])])
 
 
-def _open(embeddings: Path, model: Path) -> OpenIndex:
-    opened = open_index(embeddings, model)
-    if not isinstance(opened, OpenIndex) or "vector" not in opened.passages.column_names:
-        raise UserError(f"{embeddings} is an index: expected embeddings")
-    return opened
-
-
-def _vectors(passages: pyarrow.Table) -> np.ndarray:
-    return np.concatenate([*float_blocks(shard_vectors(passages))])
-
-
 def _score_by(opened: OpenIndex, queries: list[str], embeddings: Path) -> Vectors:
     queries_QxD = opened.model.encode_query(queries, show_progress_bar=True)
     scale = read_manifest(embeddings).representation.score_scale
-    return Vectors(queries_QxD, _vectors(opened.passages), scale)
+    return Vectors(queries_QxD, read_vectors(opened.passages), scale)
 
 
 def make_parser() -> argparse.ArgumentParser:

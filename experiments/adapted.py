@@ -1,6 +1,5 @@
 """What `adapt` does to all-MiniLM-L6-v2, and what one might train instead for as long."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.data import MINILM, MPNET, collection
@@ -64,26 +63,19 @@ def compared(data: str, ranking: str) -> Ranked:
 
 def both(data: str, fused: bool = False) -> Ranked:
     """The run of the sum of both models' scores, perhaps fused with that of BM25."""
-    dense = [within(_compared(data), f"models/{name}/dense.trec") for name in MODELS]
-    return _summed(data, "both", dense, fused)
+    folder = _compared(data).out
+    out = f"{folder}.both.trec"
+    runs = [f"--run={folder}/models/{name}/dense.trec" for name in MODELS]
+    command = commands.words("cocondenser fuse", *runs, "--method=min_max", f"--run_out={out}")
+    dense = Step(out, [command], needs=[_compared(data)])
+    bm25 = within(_compared(data), "bm25.trec")
+    return Ranked(_fused(dense, bm25) if fused else dense, collection(data))
 
 
 def with_log(
     data: str, model: str = "minilm", log_split: str | None = None, fused: bool = False
 ) -> Ranked:
     """The run of a model with a log of queries, perhaps fused with that of BM25."""
-    dense = _logged(data, model, log_split)
-    bm25 = within(_compared(data), "bm25.trec")
-    return Ranked(_fused(dense, bm25) if fused else dense, collection(data))
-
-
-def both_with_log(data: str, log_split: str | None = None, fused: bool = False) -> Ranked:
-    """The same as `both`, each model with a log of queries."""
-    dense = [_logged(data, name, log_split) for name in MODELS]
-    return _summed(data, "both-log", dense, fused)
-
-
-def _logged(data: str, model: str, log_split: str | None) -> Step:
     compared = _compared(data)
     out = f"{compared.out}.{model}-log.trec"
     command = commands.words(
@@ -94,17 +86,9 @@ def _logged(data: str, model: str, log_split: str | None) -> Step:
         *([f"--log_split={log_split}"] if log_split else []),
         f"--run_out={out}",
     )
-    return Step(out, [command], needs=[MODELS[model], compared, collection(data)])
-
-
-def _summed(data: str, name: str, dense: Sequence[Step], fused: bool) -> Ranked:
-    """The run of the sum of the scores of runs, perhaps fused with that of BM25."""
-    out = f"{_compared(data).out}.{name}.trec"
-    runs = [f"--run={run.out}" for run in dense]
-    command = commands.words("cocondenser fuse", *runs, "--method=min_max", f"--run_out={out}")
-    summed = Step(out, [command], needs=[*dense])
-    bm25 = within(_compared(data), "bm25.trec")
-    return Ranked(_fused(summed, bm25) if fused else summed, collection(data))
+    dense = Step(out, [command], needs=[MODELS[model], compared, collection(data)])
+    bm25 = within(compared, "bm25.trec")
+    return Ranked(_fused(dense, bm25) if fused else dense, collection(data))
 
 
 def mapped(data: str, fused: bool = False, taught: bool = False) -> Ranked:

@@ -14,6 +14,7 @@ ROWS_OF_EACH_KIND = [
     ("proof/adapt-scifact", "adapted"),
     ("proof/adapt-docstrings", "SimCSE"),
     ("questions/med", "taught + BM25"),
+    ("questions/log", "MEDLARS, all-MiniLM-L6-v2 + BM25, log"),
     ("proof/scratch", "none-100"),
 ]
 EVERY_ROW = os.environ.get("REPRODUCE") == "all"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from experiments import alternatives, vector_map
+from experiments import alternatives, query_log, vector_map
 from papers import (
     abs_beam,
     abs_data,
@@ -62,6 +62,7 @@ SMALLER = {
 FINE_TUNING_SCRIPTS = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
     "experiments.alternatives": alternatives,
+    "experiments.query_log": query_log,
     "experiments.vector_map": vector_map,
     "papers.abs_data": abs_data,
     "papers.answers": answers,

@@ -285,12 +285,18 @@ def retrieve(
     ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.collection.folder import read_queries, require_other_judgments
+    from cocondenser_jax.collection.folder import (
+        read_queries,
+        read_relevant,
+        require_other_judgments,
+        warn_of_missing,
+    )
     from cocondenser_jax.retrieval.opening import VectorSearch, open_index
-    from cocondenser_jax.retrieval.search import retrieve
+    from cocondenser_jax.retrieval.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
     queries = read_queries(data, split)  # a mistake in them need not wait for the index
+    relevant = read_relevant(data, split)
     if ignore_identical_ids:
         require_other_judgments(data, split)
     opened = open_index(
@@ -301,6 +307,7 @@ def retrieve(
         query_prompt=query_prompt,
         language=language,
     )
+    warn_of_missing(count_passages(opened, relevant), relevant, split)
     metrics = retrieve(
         opened, queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
     )

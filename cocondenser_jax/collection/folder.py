@@ -5,7 +5,7 @@ Files are found one by one, so a folder may mix the layouts of docs/data.md (BEI
 
 import logging
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sized
 from itertools import chain
 from pathlib import Path
 
@@ -114,6 +114,30 @@ def require_other_judgments(source: Path, split: str | None = None) -> None:
         return
     for file in files:
         require_other_answers(read_qrels(file))
+
+
+def read_relevant(source: Path, split: str | None) -> set[str]:
+    """Reads which passages the judgments of a split find relevant; none without a split."""
+    if split is None or source.is_file():
+        return set()
+    return relevant_passages(read_qrels(judgments_file(source, split)))
+
+
+def relevant_passages(qrels: Qrels) -> set[str]:
+    """Returns the passages that are judged relevant for some query."""
+    return {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
+
+
+def warn_of_missing(n_found: int, relevant: Sized, split: str | None) -> None:
+    """Warns if the passages that are searched lack some that are judged relevant."""
+    if n_found < len(relevant):
+        logger.warning(
+            "%d of the %d passages that the judgments of %s find relevant are not among those that"
+            " are searched",
+            len(relevant) - n_found,
+            len(relevant),
+            split,
+        )
 
 
 def with_positives(qrels: Qrels) -> Qrels:

@@ -13,6 +13,8 @@ from cocondenser_jax.collection.folder import (
     judgments_file,
     queries_file,
     read_split,
+    relevant_passages,
+    warn_of_missing,
 )
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import require_other_answers
@@ -108,7 +110,7 @@ def _check_unjudged(trial: Trial) -> None:
 
 def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
     """Raises a UserError if a collection has no passage that is judged relevant; counts those."""
-    relevant = {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
+    relevant = relevant_passages(qrels)
     survey = survey_passages(trial.passages, relevant)
     n_found = survey.n_wanted
     if not relevant:
@@ -121,14 +123,7 @@ def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
             f"{trial.data} has none of the {len(relevant)} passages that its judgments of"
             f" {trial.split} find relevant: all metrics would be 0"
         )
-    if n_found < len(relevant):
-        logger.warning(
-            "%s has %d of the %d passages that its judgments of %s find relevant",
-            trial.data,
-            n_found,
-            len(relevant),
-            trial.split,
-        )
+    warn_of_missing(n_found, relevant, trial.split)
     return survey
 
 

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from cocondenser_jax.collection.folder import (
     passage_text,
     read_corpus,
     read_queries,
+    read_relevant,
     require_other_judgments,
+    warn_of_missing,
 )
 from cocondenser_jax.collection.own_passages import (
     is_same_text,
@@ -117,7 +119,9 @@ def write_bm25_run(
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
     own: set[str] = set()
-    corpus = _noting_own(read_corpus(source), queries, own)
+    relevant = read_relevant(data_folder, split)
+    found: set[str] = set()
+    corpus = _noting_own(_noting(read_corpus(source), relevant, found), queries, own)
     results = require_any(
         bm25_results(corpus, queries, n_ranked, settings),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
@@ -131,8 +135,19 @@ def write_bm25_run(
             " passage of the same id, which is left out",
         )
     write_results(run_out, watch_own_results(results, own.intersection))
+    warn_of_missing(len(found), relevant, split)
     seconds = time.perf_counter() - start
     return {"queries": len(queries), "seconds_with_indexing": seconds}
+
+
+def _noting(
+    corpus: Iterable[Passage], wanted: Container[str], found: set[str]
+) -> Iterator[Passage]:
+    """Yields passages; adds the ids of those that are wanted to `found`."""
+    for passage in corpus:
+        if passage.id in wanted:
+            found.add(passage.id)
+        yield passage
 
 
 def _noting_own(

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -74,6 +74,12 @@ def retrieve(
         metrics[f"{step}_seconds"] = value
         metrics[f"{step}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
+
+
+def count_passages(index: Index, names: Collection[str]) -> int:
+    """Counts the ids that an index has passages of."""
+    rows = _rows_of(index.passages["id"], [*names])
+    return len(rows) - rows.count(None)
 
 
 def _own_passages(index: Index, queries: Mapping[str, str], names: Sequence[str]) -> set[str]:

@@ -231,7 +231,11 @@ def test_what_is_wrong_is_said_of_the_users_folder_before_anything_is_written(
     ("relevant", "refused", "warned"),
     [
         (["p0", "p1"], "no further", ""),
-        (["p0", "elsewhere"], "no further", "data has 1 of the 2 passages that its judgments"),
+        (
+            ["p0", "elsewhere"],
+            "no further",
+            "1 of the 2 passages that the judgments of test find relevant",
+        ),
         (["p2", "p2"], "data has no judgment of test with a score above 0: all metrics", ""),
         (["x0", "x1"], "data has none of the 2 passages that its judgments of test find", ""),
     ],
@@ -255,6 +259,6 @@ def test_judgments_must_name_passages_of_the_collection(
             tmp_path / "run", str(data / "corpus.jsonl"), str(model_folder), data, settings
         )
     assert not (tmp_path / "run").exists()
-    lines = [r.getMessage() for r in caplog.records if "its judgments" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "find relevant" in r.getMessage()]
     assert len(lines) == bool(warned)
     assert all(warned in line for line in lines)

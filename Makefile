@@ -15,7 +15,7 @@
 # make bench-tpu    measure everything on a TPU VM (tpu_scripts/bench.sh runs it there)
 # make gpu-wheels   fill .wheels with what a machine with JAX and PyTorch may lack
 # make published   three real models as PyPI has them, beside sentence-transformers (make published DATA=FOLDER searches SciFact)
-# make soak         kill commands hundreds of times on the quickstart's files (make soak KILLS=20 for fewer)
+# make soak         kill commands 50 times each on the quickstart's files (make soak KILLS=200 for more)
 # make reproduce    run the commands of every row of papers/ and experiments/, and of docs/repeat_the_papers.md, on tiny data (20 minutes)
 # make fuzz         break every kind of file in thousands of ways (make fuzz EXAMPLES=20000 for more)
 # make mutants      put faults into the package: do its tests notice? (make mutants PER_MODULE=80 for more)
@@ -115,7 +115,7 @@ GPU_WHEELS := array_record backports.zstd grain importlib_resources ir_measures 
   ml_collections portpicker psutil pyarrow pytrec_eval-terrier wadler_lindig
 
 soak: .venv/tools
-	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),200) \
+	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),50) \
 	  --json_out=benchmarks/results/soak.json
 	$(BIN)/python -m benchmarks.soak --quickstart=runs/quickstart --kills=$(or $(KILLS),50) \
 	  --json_out=benchmarks/results/soak_commands.json finetune encode corpus

@@ -1,6 +1,6 @@
 """Kills commands at random moments: do the restarted ones end as one that was never killed?
 
-python -m benchmarks.soak --quickstart=runs/quickstart --kills=200
+python -m benchmarks.soak --quickstart=runs/quickstart --kills=50
 python -m benchmarks.soak --quickstart=runs/quickstart --kills=50 finetune encode corpus
 """
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["pretrain"], help=", ".join(COMMANDS))
     parser.add_argument("--quickstart", required=True, help="its run folder")
-    parser.add_argument("--kills", type=int, default=200, help="of each command")
+    parser.add_argument("--kills", type=int, default=50, help="of each command")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()

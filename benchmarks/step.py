@@ -241,7 +241,7 @@ def time_steps(train_step: Callable[[], float], n_steps: int) -> tuple[float, fl
 
 
 def ready_step(
-    folder: Path, size: Size, dtype: str, devices: list[Any]
+    folder: Path, size: Size, dtype: str, devices: list[Any], objective: str = "cocondenser"
 ) -> tuple[Callable[..., Any], Any, Any]:
     """Returns our step over some devices, its first state, and the batch, all of a folder."""
     from cocondenser_jax.configs import default
@@ -249,13 +249,17 @@ def ready_step(
     from cocondenser_jax.corpus.batches import Batch
     from cocondenser_jax.pretrain.devices import mapped_step, prepare_libtpu, replicate
     from cocondenser_jax.pretrain.experiment import resolve_without_store
+    from cocondenser_jax.pretrain.objectives import OBJECTIVES
     from cocondenser_jax.pretrain.step import initial_state
 
     prepare_libtpu()
     config = default.get_config().unlock()
     config.data.update({"batch_size": size.documents, "length": LENGTH})
-    config.train.update({"chunk_size": size.chunk_size, "dtype": dtype})
-    loaded, params = load_folder(str(folder), skip_from=model_config(size).skip_from)
+    config.train.update({"chunk_size": size.chunk_size, "dtype": dtype, "objective": objective})
+    head = {"skip_from": model_config(size).skip_from}
+    if not OBJECTIVES[objective].has_head:
+        head = {"skip_from": 0, "n_head_layers": 0}
+    loaded, params = load_folder(str(folder), **head)
     loaded = dataclasses.replace(loaded, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = Batch(**np.load(folder / "batch.npz"))
     settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
@@ -326,7 +330,7 @@ def torch_side(
     return Measured(loss, seconds, used, device_name(), 0.0)
 
 
-def adamw(model: Any) -> Any:
+def adamw(model: Any, fused: bool | None = None) -> Any:
     """Returns PyTorch's AdamW with weight decay on matrices alone."""
     import torch
 
@@ -335,6 +339,7 @@ def adamw(model: Any) -> Any:
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
         lr=1e-6,
+        fused=fused,
     )
 
 

@@ -11,8 +11,8 @@ the other: no query is searched for with a log that has it.
 Some passages are near to whatever is asked, and so are found for too many queries. With q the
 vector of a query, p that of a passage and m(p) the mean of the ten largest inner products of p with
 the vectors of the log, the score is q.p - m(p) / 2. This ranks as CSLS does (Conneau et al., Word
-Translation Without Parallel Data, arXiv 1710.04087, equation 2): its other term, the same for all
-passages of a query, is left out.
+Translation Without Parallel Data, arXiv 1710.04087): its other term, the same for all passages of a
+query, is left out.
 """
 
 import argparse

@@ -20,7 +20,7 @@ def draw(n, seed, size=8):
 
 
 def csls(queries, passages, log):
-    """Equation 2 of the paper, for vectors of length 1: 2 cos(q, p) - r(q) - r(p).
+    """The paper's formula, for vectors of length 1: 2 cos(q, p) - r(q) - r(p).
 
     r(q) is the mean cosine of q and its nearest passages, r(p) that of p and its nearest queries.
     """

@@ -56,8 +56,8 @@ def corpus(words, tmp_path):
 @pytest.fixture
 def keeps_all(monkeypatch):
     """Lets `adapt` keep all of the change, whatever agrees."""
-    run = {"a": {"a": 1.0}}
-    decision = Decision(Choice(1.0, {}), Sample({"a": "text"}, {"a": "text"}), run, run, run)
+    run = {"0": {"0": 1.0}}  # a span, by its number
+    decision = Decision(Choice(1.0, {}), Sample({"0": "text"}, {"0": "text"}), run, run, run)
     monkeypatch.setattr(adapting, "choose_alpha", lambda *_: decision)
 
 

@@ -211,7 +211,7 @@ CURVES = "--out=plot.png --key=loss"
         ),
         (attention, f"{ATTENTION} --model=data", "data cannot be loaded as a bi-encoder: "),
         (attention, f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
-        (attention, f"{ATTENTION} --texts=one", "folder one holds no .txt, .jsonl"),
+        (attention, f"{ATTENTION} --texts=one", "folder one holds no .txt, .md, .jsonl"),
         (attention, f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),
         (
             attention,

@@ -275,9 +275,10 @@ def _parquet_pieces(path: Path, prefix: str) -> list[RecordPiece]:
     with named_errors(str(path)):
         data = pyarrow.dataset.dataset(path)
         groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
+        columns = data.schema.names  # which need not be UTF-8
     # A column that may be the id: passages that have it are not numbered.
-    names = [name for name in data.schema.names if name in FIELDS or names_an_id(name)]
-    _warn_of_unread(path, data.schema.names, "column")
+    names = [name for name in columns if name in FIELDS or names_an_id(name)]
+    _warn_of_unread(path, columns, "column")
     pieces = []
     first = 1
     for group in groups:

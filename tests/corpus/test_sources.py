@@ -259,6 +259,16 @@ def test_each_row_group_of_parquet_is_a_piece(tmp_path):
     ]
 
 
+def test_a_column_whose_name_is_not_utf8_is_one_line(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"id": ["d1"], "text": ["One."], "word": ["w"]}), path, store_schema=False
+    )
+    path.write_bytes(path.read_bytes().replace(b"word", b"\x80ord"))
+    with pytest.raises(UserError, match=r"a\.parquet: 'utf-8' codec can't decode byte 0x80"):
+        list(read_documents(str(path)))
+
+
 def test_broken_parquet_is_one_line(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 and no more")

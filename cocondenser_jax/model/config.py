@@ -85,6 +85,8 @@ class ModelConfig:
             raise UserError(f"model_type is {self.model_type!r}; expected {expected}")
         for name, (least, most) in BOUNDS.items():
             self._require_within(name, least, most)
+            if type(getattr(ModelConfig, name)) is float:  # a config.json may say 0
+                object.__setattr__(self, name, float(getattr(self, name)))
         self._require_within("pad_token_id", 0, self.vocab_size - 1)
         fixed = self.backbone.fixed_pad_id
         if fixed is not None and self.pad_token_id != fixed:

@@ -18,6 +18,17 @@ def test_a_size_that_would_fill_the_memory_is_refused(name, most):
         ModelConfig(**{name: 0})
 
 
+def test_a_whole_number_stands_for_a_number():
+    config = ModelConfig(hidden_dropout_prob=0, attention_probs_dropout_prob=0, layer_norm_eps=1)
+    assert config == ModelConfig(
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, layer_norm_eps=1.0
+    )
+    assert type(config.hidden_dropout_prob) is float
+    assert type(config.attention_probs_dropout_prob) is float
+    assert type(config.layer_norm_eps) is float
+    assert type(config.hidden_size) is int
+
+
 def test_a_table_may_have_more_rows_than_the_tokenizer_has_ids():
     ModelConfig(vocab_size=250_037, pad_token_id=0).require_tokenizer("MiniLM", 250_002, 1)
     with pytest.raises(UserError, match="of MiniLM has token ids up to 250001, but the model has"):

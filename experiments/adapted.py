@@ -68,8 +68,7 @@ def both(data: str, fused: bool = False) -> Ranked:
     runs = [f"--run={folder}/models/{name}/dense.trec" for name in MODELS]
     command = commands.words("cocondenser fuse", *runs, "--method=min_max", f"--run_out={out}")
     dense = Step(out, [command], needs=[_compared(data)])
-    bm25 = within(_compared(data), "bm25.trec")
-    return Ranked(_fused(dense, bm25) if fused else dense, collection(data))
+    return _ranked(dense, data, _compared_bm25(data) if fused else None)
 
 
 def with_log(
@@ -87,8 +86,7 @@ def with_log(
         f"--run_out={out}",
     )
     dense = Step(out, [command], needs=[MODELS[model], compared, collection(data)])
-    bm25 = within(compared, "bm25.trec")
-    return Ranked(_fused(dense, bm25) if fused else dense, collection(data))
+    return _ranked(dense, data, _compared_bm25(data) if fused else None)
 
 
 def mapped(data: str, fused: bool = False, taught: bool = False) -> Ranked:
@@ -106,7 +104,7 @@ def mapped(data: str, fused: bool = False, taught: bool = False) -> Ranked:
     )
     needs = [MINILM, compared, *([MPNET] if taught else [])]
     model = Step(out, [command], needs=needs)
-    return _run_of(model, data, within(compared, "bm25.trec") if fused else None)
+    return _run_of(model, data, _compared_bm25(data) if fused else None)
 
 
 def alternative(data: str, method: str, fused: bool = False) -> Ranked:
@@ -144,6 +142,10 @@ def _bm25(data: str, seed: int = 0) -> Step:
     return within(_adapted(data, seed=seed), "test/bm25.trec")
 
 
+def _compared_bm25(data: str) -> Step:
+    return within(_compared(data), "bm25.trec")
+
+
 def _run_of(model: Step, data: str, bm25: Step | None) -> Ranked:
     """The run of a model, fused with that of BM25 if one is named."""
     folder = collection(data)
@@ -152,8 +154,12 @@ def _run_of(model: Step, data: str, bm25: Step | None) -> Ranked:
     encode = commands.encode(model.out, folder.out, embeddings, "--passage_length=256")
     flags = "--split=test", "--depth=100"
     retrieve = commands.retrieve(embeddings, model.out, folder.out, out, *flags)
-    dense = Step(out, [encode, retrieve], needs=[model, folder])
-    return Ranked(_fused(dense, bm25) if bm25 else dense, folder)
+    return _ranked(Step(out, [encode, retrieve], needs=[model, folder]), data, bm25)
+
+
+def _ranked(dense: Step, data: str, bm25: Step | None) -> Ranked:
+    """A run, fused with that of BM25 if one is named."""
+    return Ranked(_fused(dense, bm25) if bm25 else dense, collection(data))
 
 
 def labeled(

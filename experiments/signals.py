@@ -31,7 +31,12 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.cli.output import print_table
-from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
+from cocondenser_jax.collection.folder import (
+    passage_text,
+    read_corpus,
+    read_split,
+    relevant_passages,
+)
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Qrels, Run
 from cocondenser_jax.corpus.batches import held_out_documents
@@ -107,7 +112,7 @@ def _test(names: Sequence[str], pairs: np.ndarray) -> Test:
 def judged_test(data: Path) -> tuple[Test, dict[str, str]]:
     """Returns the test split, and passages by id: those judged relevant, and other ones."""
     queries, qrels = read_split(data, "test")
-    relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
+    relevant = relevant_passages(qrels)
     passages = {passage.id: passage_text(passage) for passage in read_corpus(data)}
     others = [name for name in passages if name not in relevant]
     names = relevant.union(others[:: len(others) // N_OTHERS + 1])

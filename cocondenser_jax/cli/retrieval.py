@@ -286,8 +286,7 @@ def retrieve(
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import (
-        read_queries,
-        read_relevant,
+        read_searched,
         require_other_judgments,
         warn_of_missing,
     )
@@ -295,8 +294,8 @@ def retrieve(
     from cocondenser_jax.retrieval.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
-    queries = read_queries(data, split)  # a mistake in them need not wait for the index
-    relevant = read_relevant(data, split)
+    # A mistake in them need not wait for the index.
+    queries, relevant = read_searched(data, split)
     if ignore_identical_ids:
         require_other_judgments(data, split)
     opened = open_index(

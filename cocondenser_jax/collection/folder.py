@@ -116,11 +116,15 @@ def require_other_judgments(source: Path, split: str | None = None) -> None:
         require_other_answers(read_qrels(file))
 
 
-def read_relevant(source: Path, split: str | None) -> set[str]:
-    """Reads which passages the judgments of a split find relevant; none without a split."""
-    if split is None or source.is_file():
-        return set()
-    return relevant_passages(read_qrels(judgments_file(source, split)))
+def read_searched(source: Path, split: str | None) -> tuple[dict[str, str], set[str]]:
+    """Reads queries, see `read_queries`, and which passages the split's judgments find relevant.
+
+    There are none of the latter without a split.
+    """
+    if split is None:
+        return read_queries(source), set()
+    queries, qrels = read_split(source, split)
+    return queries, relevant_passages(qrels)
 
 
 def relevant_passages(qrels: Qrels) -> set[str]:

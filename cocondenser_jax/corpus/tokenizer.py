@@ -195,8 +195,8 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
     backend.encode_special_tokens = True
-    state = _state(backend)
     entries = backend.get_vocab(with_added_tokens=True)
+    state = _state(backend, entries)
     _require_words(state["model"], entries, name)
     kind = _kind(state, entries.keys())
     added = backend.get_added_tokens_decoder().items()
@@ -236,9 +236,8 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     )
 
 
-def _state(backend: Tokenizer) -> dict[str, Any]:
+def _state(backend: Tokenizer, entries: Mapping[str, int]) -> dict[str, Any]:
     """Returns what a tokenizer is as JSON, which the library makes of all ids up to the largest."""
-    entries = backend.get_vocab(with_added_tokens=True)
     token = max(entries, key=entries.__getitem__, default=None)
     if token is not None and entries[token] >= _LARGEST:
         raise UserError(
@@ -355,8 +354,8 @@ def _read_folder(folder: Path) -> Tokenizer:
     try:
         if file.exists():
             backend = Tokenizer.from_file(str(file))
-            state = _state(backend)
-            if _kind(state, backend.get_vocab(with_added_tokens=True).keys()):
+            entries = backend.get_vocab(with_added_tokens=True)
+            if _kind(_state(backend, entries), entries.keys()):
                 return backend
         # What the library reads of an unknown family is what its models are searched with.
         from transformers import AutoTokenizer  # slow to import, and seldom needed

@@ -182,7 +182,7 @@ def _open_search(
     split = settings.split
     size = settings.passages
     queries, qrels = collection.read_split(folder, split)
-    relevant = {p for grades in qrels.values() for p, grade in grades.items() if grade > 0}
+    relevant = collection.relevant_passages(qrels)
     source = collection.judgments_file(folder, split)
     if not relevant:
         raise UserError(f"{source} judges no passage relevant")

@@ -17,8 +17,7 @@ from cocondenser_jax.collection.folder import (
     corpus_source,
     passage_text,
     read_corpus,
-    read_queries,
-    read_relevant,
+    read_searched,
     require_other_judgments,
     warn_of_missing,
 )
@@ -111,7 +110,7 @@ def write_bm25_run(
     data_folder, split, corpus_given = searched
     if corpus_given is None and data_folder.is_file():
         raise UserError(f"{data_folder} is a file of queries: name the passages by --corpus")
-    queries = read_queries(data_folder, split)
+    queries, relevant = read_searched(data_folder, split)
     source = corpus_source(data_folder if corpus_given is None else corpus_given)
     if ignore_identical_ids:
         require_other_judgments(data_folder, split)
@@ -119,7 +118,6 @@ def write_bm25_run(
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
     own: set[str] = set()
-    relevant = read_relevant(data_folder, split)
     found: set[str] = set()
     corpus = _noting_own(_noting(read_corpus(source), relevant, found), queries, own)
     results = require_any(

@@ -286,7 +286,7 @@ def retrieve(
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import (
-        read_searched,
+        read_asked,
         require_other_judgments,
         warn_of_missing,
     )
@@ -294,8 +294,7 @@ def retrieve(
     from cocondenser_jax.retrieval.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
-    # A mistake in them need not wait for the index.
-    queries, relevant = read_searched(data, split)
+    asked = read_asked(data, split)  # a mistake in it need not wait for the index
     if ignore_identical_ids:
         require_other_judgments(data, split)
     opened = open_index(
@@ -306,8 +305,8 @@ def retrieve(
         query_prompt=query_prompt,
         language=language,
     )
-    warn_of_missing(count_passages(opened, relevant), relevant, split)
+    warn_of_missing(count_passages(opened, asked.relevant), asked.relevant, split)
     metrics = retrieve(
-        opened, queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
+        opened, asked.queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
     )
     print_metrics(metrics, json_out)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sized
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from cocondenser_jax.collection import layouts
 from cocondenser_jax.collection.layouts import Passage
@@ -25,6 +26,13 @@ _NAMES = {
     "judgments": ("qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"),
     "queries": ("queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"),
 }
+
+
+class Asked(NamedTuple):
+    """What is searched for."""
+
+    queries: dict[str, str]  # id → text
+    relevant: set[str]  # passages that are judged relevant for one of them; none without a split
 
 
 def passage_text(passage: Passage, separator: str = " ") -> str:
@@ -116,15 +124,12 @@ def require_other_judgments(source: Path, split: str | None = None) -> None:
         require_other_answers(read_qrels(file))
 
 
-def read_searched(source: Path, split: str | None) -> tuple[dict[str, str], set[str]]:
-    """Reads queries, see `read_queries`, and which passages the split's judgments find relevant.
-
-    There are none of the latter without a split.
-    """
+def read_asked(source: Path, split: str | None) -> Asked:
+    """Reads queries, as `read_queries` does, and what the judgments of a split find relevant."""
     if split is None:
-        return read_queries(source), set()
+        return Asked(read_queries(source), set())
     queries, qrels = read_split(source, split)
-    return queries, relevant_passages(qrels)
+    return Asked(queries, relevant_passages(qrels))
 
 
 def relevant_passages(qrels: Qrels) -> set[str]:

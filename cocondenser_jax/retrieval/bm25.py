@@ -16,8 +16,8 @@ from cocondenser_jax.collection.folder import (
     Passage,
     corpus_source,
     passage_text,
+    read_asked,
     read_corpus,
-    read_searched,
     require_other_judgments,
     warn_of_missing,
 )
@@ -110,7 +110,7 @@ def write_bm25_run(
     data_folder, split, corpus_given = searched
     if corpus_given is None and data_folder.is_file():
         raise UserError(f"{data_folder} is a file of queries: name the passages by --corpus")
-    queries, relevant = read_searched(data_folder, split)
+    queries, relevant = read_asked(data_folder, split)
     source = corpus_source(data_folder if corpus_given is None else corpus_given)
     if ignore_identical_ids:
         require_other_judgments(data_folder, split)

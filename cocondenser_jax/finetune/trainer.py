@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -161,6 +162,8 @@ def run(
             log = metrics_log(settings.workdir, step, settings.tracker, settings.record)
             trainer.add_callback(_MetricsCallback(stack.enter_context(log)))
         stack.enter_context(full_disk_errors(checkpoints))
+        if settings.loader_workers:
+            _tokenize_without_threads()
         trainer.train(resume_from_checkpoint=f"{checkpoints}/checkpoint-{step}" if step else None)
     trainer.accelerator.wait_for_everyone()
     if is_main_process():
@@ -179,6 +182,15 @@ def run(
         evaluated = {e["step"]: e["eval_loss"] for e in state.log_history if "eval_loss" in e}
         outcome["eval_loss"] = evaluated[state.best_global_step]
     return outcome
+
+
+def _tokenize_without_threads() -> None:
+    """Lets forked processes tokenize: one that is told to use threads there waits forever.
+
+    Where nothing is said, tokenizers (0.23.3) notices a fork and uses none in it.
+    """
+    if "TOKENIZERS_PARALLELISM" in os.environ:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _prepare_resume(checkpoints: Path) -> int:

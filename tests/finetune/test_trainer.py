@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import trainer_utils
+from transformers import AutoTokenizer, trainer_utils
 
 from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.configs import finetune as finetune_config
@@ -252,6 +252,18 @@ def test_a_mistake_in_the_data_leaves_nothing(inputs, tmp_path):
     with pytest.raises(UserError, match=r"negatives.trec names 1 passages .*: unknown$"):
         finetune(make_config(inputs), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(120)  # a process that waits for another's threads waits forever
+def test_loader_workers_tokenize_where_tokenizers_is_told_to_use_threads(
+    inputs, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    config = make_config(inputs)
+    tokenizer = AutoTokenizer.from_pretrained(inputs / "model")
+    tokenizer(["threads exist", "before the fork"] * 50)
+    change_settings(config, {"data.loader_workers": 1, "train.max_steps": 2})
+    assert finetune(config, tmp_path / "run")["steps"] == 2
 
 
 def test_a_damaged_checkpoint_is_passed_over(inputs, whole, monkeypatch, tmp_path, caplog):

@@ -44,6 +44,7 @@ def run_in_flax(
     pooling = pooling_of(model)
     if pooling is None or pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
+    model.to("cpu")  # what stays in PyTorch: tokens and vectors, that JAX reads and writes there
     pools_prompts = all(getattr(layer, "include_prompt", True) for layer in model.modules())
     pooled = Representation(pooling, include_prompt=pools_prompts)
     transformers: dict[str, Any] = dict(towers(model))

@@ -115,6 +115,15 @@ def test_a_prompt_is_pooled(research_folders):
     assert not np.allclose(expected.encode(texts), theirs, atol=1e-2)
 
 
+def test_pytorch_leaves_its_gpu_to_jax(research_folders, monkeypatch):
+    folder = research_folders["bert"]
+    model = load_retriever(folder)
+    moved = []
+    monkeypatch.setattr(model, "to", moved.append)  # a model is on a GPU where there is one
+    run_in_flax(model, folder, batch_size=2)
+    assert moved == ["cpu"]
+
+
 def test_another_pooling_is_refused(research_folders, corpus, tmp_path, capsys):
     config, params = load_folder(str(research_folders["bert"]))
     folder = tmp_path / "model"

@@ -35,7 +35,7 @@ from cocondenser_jax.representation import (
     is_falling,
     title_separator,
 )
-from cocondenser_jax.retrieval.models import load_as
+from cocondenser_jax.retrieval.models import load_as, require_lengths
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import read_representation
 
@@ -169,6 +169,11 @@ def _load(settings: ModelSettings) -> tuple[Representation, SentenceTransformer]
     """Returns what the vectors are, and the model that makes them."""
     folder = find_folder(settings.folder)
     representation = read_representation(folder, settings.given, AS_IN_PAPERS)
+    lengths = {
+        "config.model.query_length": settings.query_length,
+        "config.model.passage_length": settings.passage_length,
+    }
+    require_lengths(folder, lengths)
     model = load_as(
         folder,
         representation,

@@ -19,7 +19,7 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.retrieval.models import load_cross_encoder
+from cocondenser_jax.retrieval.models import SHORTEST_PAIR, load_cross_encoder, require_lengths
 
 
 class CrossEncoderSettings(NamedTuple):
@@ -42,6 +42,9 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     to a query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (arXiv 1901.04085), by which RocketQA denoises (arXiv 2010.08191).
     """
+    require_lengths(
+        settings.model_folder, {"config.model.max_length": settings.max_length}, SHORTEST_PAIR
+    )
     model = load_cross_encoder(
         settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
     )

@@ -89,7 +89,7 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[s
     if n_rows < settings.batch_size:
         raise UserError(
             f"{record['data']['folder']} has {n_rows} rows to train on: too few for one step of "
-            f"batch_size={settings.batch_size}"
+            f"config.data.batch_size={settings.batch_size}"
         )
     if not is_main_process():
         return

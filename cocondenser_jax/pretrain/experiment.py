@@ -1,11 +1,14 @@
 """An experiment: what its settings mean to the parts of a run, resolved once into plain values."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from cocondenser_jax.corpus.batches import BatchSpec, steps_per_epoch
 from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings
@@ -142,6 +145,18 @@ def _vectors(config: ConfigDict) -> VectorSettings:
         scale=config.model.scale,
         sizes=tuple(config.model.sizes),
     )
+
+
+def new_network(network: Mapping[str, Any]) -> ModelConfig:
+    """Makes the config of a new model of `Experiment.network`.
+
+    Raises:
+      UserError: with the place of its settings, for values that do not go together.
+    """
+    try:
+        return ModelConfig(**network)
+    except UserError as error:
+        raise UserError(f"config.model: {error}") from None
 
 
 def _network(config: ConfigDict, vocab_size: int, pad_token_id: int) -> dict[str, Any]:

@@ -25,7 +25,12 @@ from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.pretrain.accelerators import DeviceLimits, model_flops
 from cocondenser_jax.pretrain.compiled import collectives, find_launches, n_launches
 from cocondenser_jax.pretrain.devices import compile_step
-from cocondenser_jax.pretrain.experiment import Experiment, resolve, resolve_without_store
+from cocondenser_jax.pretrain.experiment import (
+    Experiment,
+    new_network,
+    resolve,
+    resolve_without_store,
+)
 from cocondenser_jax.pretrain.machines import find_machine, no_compiler
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
@@ -52,7 +57,7 @@ def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
       a compiled program.
     """
     experiment = resolve_to_plan(config)
-    model_config = ModelConfig(**experiment.network)
+    model_config = new_network(experiment.network)
     return plan_step(model_config, experiment.step, experiment.batches, topology)
 
 

@@ -16,7 +16,12 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import OWN_VECTORS, Experiment, VectorSettings
+from cocondenser_jax.pretrain.experiment import (
+    OWN_VECTORS,
+    Experiment,
+    VectorSettings,
+    new_network,
+)
 from cocondenser_jax.storage.hub import find_folder
 
 # What a model that is started from does not keep.
@@ -46,7 +51,7 @@ def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, A
     are rare, the embeddings learn it instead: those of all rare words move in one direction, and
     can hardly be told apart afterwards.
     """
-    model_config = ModelConfig(**experiment.network)
+    model_config = new_network(experiment.network)
     params = init_params(model_config, experiment.step.loss.seed)
     counts_V = store.token_counts() + 1.0
     params["mlm"]["bias"] = np.log(counts_V / counts_V.sum()).astype(np.float32)

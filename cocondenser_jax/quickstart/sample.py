@@ -31,8 +31,7 @@ def require_room(qrels: Qrels, n_passages: int) -> None:
     n_judged = len(_judged(qrels))
     if n_judged > n_passages:
         raise UserError(
-            f"{n_passages:,} passages to test on: expected at least {n_judged:,}, those that are"
-            " judged"
+            f"--test_passages={n_passages}: expected at least {n_judged:,}, those that are judged"
         )
 
 

@@ -48,7 +48,7 @@ from cocondenser_jax.retrieval.models import (
     load_as,
     model_sha256,
     passage_tokens,
-    require_length,
+    require_lengths,
     towers,
     uses_bfloat16,
 )
@@ -142,8 +142,8 @@ def encode_corpus(
     require_quantizable(encoding.dtype, read_representation(folder, encoding.given))
     with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
+        require_lengths(folder, {"--passage_length": encoding.passage_length})
         if engine:
-            require_length(encoding.model, encoding.passage_length)
             return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
         encoder = load_encoder(encoding)
         to_encode = _read_facts(source, shard_size, n_tasks=task[1])

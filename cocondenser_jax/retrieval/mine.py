@@ -115,7 +115,9 @@ def _own_passages(
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:
     """Returns the exclusions by the scores of a cross-encoder."""
     if not 0 < denoising.below < 1:
-        raise UserError(f"denoise_below={denoising.below}: expected a probability above 0, below 1")
+        raise UserError(
+            f"--denoise_below={denoising.below}: expected a probability above 0, below 1"
+        )
     least = math.log(denoising.below / (1 - denoising.below))
     logits = read_run(denoising.run)
     return {

@@ -50,6 +50,8 @@ from cocondenser_jax.storage.module_files import MODULES
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
+SHORTEST_TEXT = 3  # tokens, those around a text included
+SHORTEST_PAIR = 8
 _TOWERS = ("query", "document")
 # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
 _DTYPE = {"dtype": "float32"}
@@ -192,8 +194,7 @@ def load_cross_encoder(
         )
     require_rows(backbone, folder)
     limit = max_tokens(backbone.config)
-    if max_length is not None and not 8 <= max_length <= limit:
-        raise UserError(f"max_length={max_length}: expected 8 to {limit} tokens for {folder}")
+    _require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
     model = CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
     # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
@@ -358,27 +359,33 @@ def _limit_tokens(
             setattr(tower, name, limit)
     for name, length in (("query_length", query_length), ("passage_length", passage_length)):
         if length is not None:
-            _require_within(name, length, limit, folder)
+            _require_within(name, length, (SHORTEST_TEXT, limit), folder)
             setattr(tower, name.replace("passage", "document"), length)
 
 
-def require_length(folder: Path, passage_length: int | None) -> None:
-    """Raises a UserError for passages that are longer than a bi-encoder reads, without loading it.
+def require_lengths(
+    folder: Path, lengths: Mapping[str, int | None], least: int = SHORTEST_TEXT
+) -> None:
+    """Raises a UserError for texts longer than a model reads, or too short, without loading it.
 
     Args:
-      folder: see `load_retriever`.
-      passage_length: likewise.
+      folder: see `load_retriever`; or of a cross-encoder.
+      lengths: in tokens, by the name of the flag or setting that says them; None: not said.
+      least: the shortest, in tokens.
     """
     folder = find_folder(folder)
     for network in _network_folders(folder):
-        with loading(network, "bi-encoder"):
+        require_loadable(network)
+        with loading(network, "transformer"):
             config = AutoConfig.from_pretrained(network, **NO_CODE)
-        _require_within("passage_length", passage_length, max_tokens(config), folder)
+        for name, length in lengths.items():
+            _require_within(name, length, (least, max_tokens(config)), folder)
 
 
-def _require_within(name: str, length: int | None, limit: int, folder: Path) -> None:
-    if length is not None and not 3 <= length <= limit:
-        raise UserError(f"{name}={length}: expected 3 to {limit} tokens for {folder}")
+def _require_within(name: str, length: int | None, limits: tuple[int, int], folder: Path) -> None:
+    least, most = limits
+    if length is not None and not least <= length <= most:
+        raise UserError(f"{name}={length}: expected {least} to {most} tokens for {folder}")
 
 
 def _has_position_table(tower: Transformer) -> bool:

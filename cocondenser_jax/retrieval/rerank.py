@@ -68,7 +68,7 @@ def rerank(
       How many queries and pairs there are, and how long scoring took.
     """
     if candidates.with_positives and candidates.split is None:
-        raise UserError("with_positives needs a split, whose judgments say what is relevant")
+        raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
     named = _read_names(candidates)  # a mistake in them need not wait for the model
     model = load_cross_encoder(model_folder)
     passages, pairs = _read_pairs(candidates, named)

@@ -16,7 +16,7 @@ from tests.world import change_settings
         ({"eval.run": "none", "eval.every": 1}, "eval.run is 'none': there is no such file"),
         ({"eval.every": 1}, "no judgments of split 'dev'"),
         ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
-        ({"model.query_length": 65}, "query_length=65: expected 3 to 64"),
+        ({"model.query_length": 65}, "^config.model.query_length=65: expected 3 to 64"),
     ],
 )
 def test_what_is_missing_is_found_before_the_corpus_is_read(config, tmp_path, change, message):

@@ -227,8 +227,8 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
     [
         ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
         ({"data.negatives_run": "/nowhere"}, "is '/nowhere': there is no such file"),
-        ({"data.batch_size": 25}, "has 24 rows to train on: too few"),
-        ({"model.max_length": 65}, "max_length=65: expected 8 to 64"),
+        ({"data.batch_size": 25}, "24 rows to train on: .* config.data.batch_size=25$"),
+        ({"model.max_length": 65}, "^config.model.max_length=65: expected 8 to 64"),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):

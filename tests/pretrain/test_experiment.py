@@ -8,8 +8,14 @@ import pytest
 from cocondenser_jax.configs import cocondenser, condenser, default
 from cocondenser_jax.corpus.store import WeightedCorpus, open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import probe
-from cocondenser_jax.pretrain.experiment import reading_as, resolve, resolve_without_store
+from cocondenser_jax.pretrain.experiment import (
+    new_network,
+    reading_as,
+    resolve,
+    resolve_without_store,
+)
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.representation import Representation
 from tests.world import WORDS, batches_of, write_qrels, write_records
@@ -103,3 +109,11 @@ def test_the_probe_puts_a_title_before_a_text_as_the_vectors_say(config, tmp_pat
     backend = load_tokenizer(str(store.tokenizer_folder)).backend
     ids = backend.encode(f"{title}{separator or ' '}{text}", add_special_tokens=False).ids
     assert rows == [*store.prefix_ids, *ids, *store.suffix_ids]
+
+
+def test_settings_of_a_network_that_do_not_go_together_are_named_as_such():
+    config = default.get_config().unlock()
+    config.model.hidden_size = 100
+    network = resolve_without_store(config, 6, 80, 0).network
+    with pytest.raises(UserError, match=r"^config\.model: hidden_size 100 is not a multiple"):
+        new_network(network)

@@ -264,7 +264,7 @@ def test_own_passages_are_left_out_of_every_ranking(command, data, tmp_path):
         (["--model=nowhere/model"], "nowhere/model: no such folder"),
         (["--metric=best"], "unknown metric 'best'"),
         (["--split=dev"], "has no judgments of split 'dev'"),
-        (["--test_passages=1"], "1 passages to test on: expected at least"),
+        (["--test_passages=1"], "--test_passages=1: expected at least"),
         (["--language=klingon"], "language 'klingon'"),
     ],
 )

@@ -168,7 +168,7 @@ def test_the_metric_that_decides_comes_first():
         ({"language": "klingon"}, "language 'klingon'"),
         (
             {"n_passages": N - 1},
-            "7 passages to test on: expected at least 8, those that are judged",
+            "--test_passages=7: expected at least 8, those that are judged",
         ),
         ({"split": "one"}, "has one judged query of one: a comparison needs two"),
         ({"split": "own", "ignore_identical_ids": True}, "have a relevant passage with their own"),

@@ -43,5 +43,5 @@ def test_all_are_kept_where_there_are_fewer(data, tmp_path):
 def test_a_sample_has_room_for_what_is_judged(data):
     _, qrels = read_split(data, "test")
     require_room(qrels, 3)
-    with pytest.raises(UserError, match="2 passages to test on: expected at least 3"):
+    with pytest.raises(UserError, match="--test_passages=2: expected at least 3"):
         require_room(qrels, 2)

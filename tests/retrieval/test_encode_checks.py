@@ -16,8 +16,8 @@ from cocondenser_jax.workers import Engine
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"passage_length": 65}, "passage_length=65: expected 3 to 64 tokens"),
-        ({"passage_length": 2}, "passage_length=2: expected 3 to 64 tokens"),
+        ({"passage_length": 65}, "^--passage_length=65: expected 3 to 64 tokens"),
+        ({"passage_length": 2}, "^--passage_length=2: expected 3 to 64 tokens"),
         ({"model": Path("/nowhere")}, "/nowhere: no such folder"),
     ],
 )
@@ -41,12 +41,13 @@ def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(beir
 
 
 def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_model):
-    models.require_length(model_folder, 64)
-    models.require_length(model_folder, None)
+    models.require_lengths(model_folder, {"--passage_length": 64, "--other": None})
     roberta = make_model("Roberta")  # its positions start behind that of padding
-    models.require_length(roberta, 63)
-    with pytest.raises(UserError, match="passage_length=64: expected 3 to 63"):
-        models.require_length(roberta, 64)
+    models.require_lengths(roberta, {"--passage_length": 63})
+    with pytest.raises(UserError, match=r"^--passage_length=64: expected 3 to 63"):
+        models.require_lengths(roberta, {"--passage_length": 64})
+    with pytest.raises(UserError, match=r"^--passage_length=7: expected 8 to 63"):
+        models.require_lengths(roberta, {"--passage_length": 7}, least=8)
 
 
 def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(

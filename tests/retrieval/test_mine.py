@@ -139,7 +139,7 @@ def test_a_threshold_that_is_no_probability_is_refused(folder):
     teacher = folder / "bm25.trec"
     arguments = [teacher], folder, "train", folder / "pool.trec"
     for below in (0.0, 1.0, -2.2):
-        with pytest.raises(UserError, match=f"denoise_below={below}: expected a probability"):
+        with pytest.raises(UserError, match=f"--denoise_below={below}: expected a probability"):
             mine(*arguments, denoising=Denoising(teacher, below))
     assert not (folder / "pool.trec").exists()
 

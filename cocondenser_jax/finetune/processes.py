@@ -15,10 +15,28 @@ from cocondenser_jax.storage.files import new_folder
 
 T = TypeVar("T", bound=TrainingArguments)
 
+SECONDS_FOR_MAIN = 20.0  # for the main process to meet an error that another has met
+
 
 def is_main_process() -> bool:
     """Returns whether this is the process that writes and prints."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def main_process_reports() -> bool:
+    """Returns whether the main process ends with an error too, so that it alone need print it.
+
+    All processes read the same files and settings, so most errors are met by all. torchrun ends the
+    others once one has ended: one that would end first would keep the main process from printing.
+    So it waits to be ended, for `SECONDS_FOR_MAIN`; after that, the error is its own.
+    """
+    if is_main_process():
+        return False
+    try:
+        time.sleep(SECONDS_FOR_MAIN)
+    except SystemExit:  # of SIGTERM, see `cli`
+        return True
+    return False
 
 
 def require_gpu_each(words: Sequence[str]) -> None:

@@ -1,13 +1,16 @@
 """Which processes may share a fine-tuning; test_two_processes.py starts two."""
 
+import os
 import shlex
+import signal
+import threading
 
 import pytest
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.finetune import trainer
+from cocondenser_jax.finetune import processes, trainer
 from cocondenser_jax.finetune.tasks import resolve
 
 
@@ -46,6 +49,24 @@ def test_two_gpus_and_one_process_are_refused_with_the_command(
     assert capsys.readouterr().err == (
         "cocondenser: torchrun starts 3 processes for 2 visible GPUs: expected --nproc_per_node=2\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("rank", "seconds", "ends", "is_printed"),
+    [("0", 60.0, False, True), ("1", 0.0, False, True), ("1", 60.0, True, False)],
+)
+def test_one_process_prints_an_error_unless_another_alone_meets_it(
+    monkeypatch, capsys, rank, seconds, ends, is_printed
+):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")  # as torchrun sets them
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(processes, "SECONDS_FOR_MAIN", seconds)
+    terminate = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    if ends:  # torchrun ends it, for the main process has ended
+        terminate.start()
+    assert main(["convert", "--checkpoint=/nowhere", "--out=/nowhere/out"]) == 2
+    line = "cocondenser: /nowhere is not a run folder: it has no run.json\n"
+    assert capsys.readouterr().err == (line if is_printed else "")
 
 
 def test_processes_that_cannot_share_a_step_are_refused(config, monkeypatch, tmp_path, capsys):

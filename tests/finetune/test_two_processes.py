@@ -29,8 +29,8 @@ sys.exit(cli.main())
 
 
 def launch(program, config, workdir, settings):
-    """Starts two processes; returns their exit status."""
-    ended = subprocess.run(
+    """Starts two processes; returns what became of them."""
+    return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
             *(*program, "finetune", f"--config={config.__file__}", f"--workdir={workdir}"),
@@ -38,9 +38,9 @@ def launch(program, config, workdir, settings):
         ],
         check=False,
         capture_output=True,
+        text=True,
         timeout=240,
     )
-    return ended.returncode
 
 
 COMMAND = ("-m", "cocondenser_jax.cli")
@@ -97,10 +97,10 @@ def test_two_processes_make_the_steps_of_one(
     two = tmp_path / "two"
     if not chunk_size:  # they resume as one process does
         (tmp_path / "killed.py").write_text(KILLED)
-        assert launch([str(tmp_path / "killed.py")], finetune_config, two, flags) != 0
+        assert launch([str(tmp_path / "killed.py")], finetune_config, two, flags).returncode != 0
         assert (two / "checkpoints" / "checkpoint-6" / "sha256.json").exists()
         assert not (two / "retriever").exists()
-    assert launch(COMMAND, finetune_config, two, flags) == 0
+    assert launch(COMMAND, finetune_config, two, flags).returncode == 0
     steps, evaluated = compare(tmp_path / "one", two, "retriever")
     assert steps == ([*range(1, 13)] if log_every == 1 else [5, 10, 12])
     assert len(evaluated) == (0 if chunk_size else 2)
@@ -125,6 +125,15 @@ def test_two_processes_train_a_cross_encoder_as_one_does(
     }
     change_settings(config, settings)
     finetune(config, tmp_path / "one")
-    assert launch(COMMAND, cross_encoder_config, tmp_path / "two", settings) == 0
+    ended = launch(COMMAND, cross_encoder_config, tmp_path / "two", settings)
+    assert ended.returncode == 0, ended.stderr
     steps, _ = compare(tmp_path / "one", tmp_path / "two", "cross_encoder")
     assert steps == [1, 2, 3, 4, 5]
+
+
+def test_an_error_that_all_processes_meet_is_one_line(tmp_path):
+    settings = {"model.folder": "/nowhere", "data.folder": "/nowhere"}
+    ended = launch(COMMAND, cross_encoder_config, tmp_path / "run", settings)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("cocondenser: ")]
+    assert len(lines) == 1, ended.stderr
+    assert "exitcode  : 2" in ended.stderr  # as torchrun reports it

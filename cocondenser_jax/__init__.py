@@ -2,9 +2,15 @@
 
 The names in `__all__` are the public Python interface; docs/python.md has an example of each. A
 name is imported when it is first used: importing the package loads neither JAX nor PyTorch.
+
+Where a function takes a `Path`, its public name also takes text.
 """
 
+import functools
 import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -40,8 +46,32 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if inspect.isfunction(value):
+        value = _accepting_text(value)
     globals()[name] = value
     return value
+
+
+def _accepting_text(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that also takes text where another takes a `Path`."""
+    signature = inspect.signature(function)
+    paths = {name for name, each in signature.parameters.items() if each.annotation is Path}
+    parameters = [
+        each.replace(annotation=str | Path) if name in paths else each
+        for name, each in signature.parameters.items()
+    ]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            if name in paths and isinstance(value, str):
+                given.arguments[name] = Path(value)
+        return function(*given.args, **given.kwargs)
+
+    call.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    call.__module__ = __name__  # where pickle looks for it
+    return call
 
 
 def __dir__() -> list[str]:

@@ -70,6 +70,7 @@ def linkcode_resolve(domain, info):
         found = getattr(found, part, None)
     if not (inspect.isclass(found) or inspect.isfunction(found)):
         return None
+    found = inspect.unwrap(found)
     file = Path(inspect.getsourcefile(found))
     if not file.is_relative_to(ROOT):
         return None

@@ -1,5 +1,7 @@
 """The public names: each has an example in docs/python.md that runs; examples/ run too."""
 
+import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -99,6 +101,50 @@ def test_the_page_has_an_example_of_every_public_name():
 def test_a_public_name_is_there_and_documented(name):
     assert name in dir(cj)
     assert getattr(cj, name).__doc__
+
+
+# What each public function that reads or writes a file or folder is given.
+PLACES = {
+    "build_store": ("NO.jsonl", "NO", "NO/out"),
+    "export_folder": ({}, cj.ModelConfig(), "NO", "NO/out", {}),
+    "export_run": ("NO", "NO/out"),
+    "load_folder": ("NO",),
+    "load_retriever": ("NO",),
+    "load_run": ("NO",),
+    "open_index": ("NO", "NO"),
+    "open_store": ("NO",),
+    "read_qrels": ("NO",),
+    "read_run": ("NO/file",),
+    "write_run": ("NO/file", {"q": {"p": 1.0}}),
+}
+
+
+def takes_place(name):
+    """Returns whether a public name is a function with a parameter that may be a `Path`."""
+    value = getattr(cj, name)
+    if not inspect.isfunction(value):
+        return False
+    parameters = inspect.signature(inspect.unwrap(value)).parameters.values()
+    return any(each.annotation in (Path, str | Path) for each in parameters)
+
+
+@pytest.mark.parametrize("name", filter(takes_place, cj.__all__))
+def test_a_place_is_text_or_a_path(name, tmp_path):
+    """There is nothing to read there, nor a folder to write into, whichever it is."""
+    (tmp_path / "NO").touch()
+
+    def message(kind):
+        given = [
+            kind(tmp_path / place) if isinstance(place, str) else place for place in PLACES[name]
+        ]
+        with pytest.raises(cj.UserError) as error:
+            getattr(cj, name)(*given)
+        return str(error.value)
+
+    assert message(str) == message(Path)
+    shown = inspect.signature(getattr(cj, name)).parameters.values()
+    assert not any(each.annotation is Path for each in shown)
+    assert pickle.loads(pickle.dumps(getattr(cj, name))) is getattr(cj, name)
 
 
 def test_another_name_is_an_attribute_error():

@@ -54,7 +54,7 @@ _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|d
 
 
 def load_folder(
-    name_or_folder: str,
+    name_or_folder: str | Path,
     *,
     n_head_layers: int | None = None,
     skip_from: int | None = None,

@@ -62,8 +62,8 @@ class StoreSettings(NamedTuple):
 
 
 def build_store(
-    source: str,
-    tokenizer: str,
+    source: str | Path,
+    tokenizer: str | Path,
     out: Path,
     *,
     max_tokens: int = 128,
@@ -85,7 +85,8 @@ def build_store(
         `near_duplicates.py`), and list them in `near_duplicates.tsv`; reads the source three times.
     """
     check_cutting(max_tokens, short_span_prob)
-    loaded = load_tokenizer(tokenizer)
+    source = str(source)
+    loaded = load_tokenizer(str(tokenizer))
     with new_folder(out) as folder:
         pieces = open_source(source)
         settings = StoreSettings(

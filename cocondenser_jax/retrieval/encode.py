@@ -164,10 +164,14 @@ def _unchanged(source: str | Path) -> Iterator[None]:
     before = state()
     yield
     if state() != before:
-        raise UserError(
-            f"{source} has changed while it was encoded: the vectors may be of other passages;"
-            " remove them, and encode again"
-        )
+        raise _changed(source)
+
+
+def _changed(source: str | Path) -> UserError:
+    return UserError(
+        f"{source} has changed while it was encoded: the vectors may be of other passages;"
+        " remove them, and encode again"
+    )
 
 
 def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
@@ -236,13 +240,19 @@ def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, 
 def _write_shards(
     encoder: Encoder, encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]
 ) -> Manifest:
-    """Writes the shards of task i of n that are missing from its folder or damaged."""
+    """Writes the shards of task i of n that are missing from its folder or damaged.
+
+    Raises:
+      UserError: also if the passages are not those of `corpus.sha256`; those of a source that lies
+        elsewhere may change without a sign.
+    """
     folder = task_folder(out, task)
     manifest = _describe(encoder, encoding, corpus)
     if (folder / MANIFEST).exists():
         logger.info("resuming with the shards in %s", folder)
     start_or_compare(folder / MANIFEST, manifest.to_json(), FREE_FIELDS)
-    passages = read_corpus(corpus.source)
+    digest = hashlib.sha256()
+    passages = hashed(read_corpus(corpus.source), digest)
     index, n_tasks = task
     own = range(index, manifest.n_shards, n_tasks)
     n_own = sum(shard_rows(manifest, number) for number in own)
@@ -268,6 +278,8 @@ def _write_shards(
                 [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
             )
             write_shard(path, table, *_to_store(vectors_NxD, rows, manifest))
+    if next(passages, None) is not None or digest.hexdigest() != corpus.sha256:
+        raise _changed(corpus.source)
     return manifest
 
 

@@ -88,6 +88,29 @@ def test_a_folder_whose_files_change_while_it_is_encoded_is_an_error(
         encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "out")
 
 
+@pytest.mark.parametrize("texts", [["abc def", "hgf"], ["abc def", "fgh", "one more"]])
+@pytest.mark.parametrize("task", [(0, 1), (1, 2)])
+def test_a_data_set_that_changes_after_it_was_counted_is_an_error(
+    model_folder, tmp_path, monkeypatch, texts, task
+):
+    """One that datasets reads, which need not be files of this machine."""
+    table = tmp_path / "data" / "table.csv"
+    table.parent.mkdir()
+    table.write_text("text\nabc def\nfgh\n")
+    read_facts = encode._read_facts
+
+    def read_and_change(*arguments, **named):
+        facts = read_facts(*arguments, **named)
+        table.write_text("\n".join(["text", *texts, ""]))
+        return facts
+
+    monkeypatch.setattr(encode, "_read_facts", read_and_change)
+    with pytest.raises(UserError, match=r"data has changed while it was encoded"):
+        encode.encode_corpus(
+            Encoding(model_folder), f"hf:{table.parent}", tmp_path / "out", shard_size=2, task=task
+        )
+
+
 def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, beir, tmp_path):
     """Their manifest would count as the model's, and the search would take it for another one."""
     model = Path(shutil.copytree(model_folder, tmp_path / "model"))

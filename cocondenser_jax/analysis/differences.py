@@ -46,6 +46,7 @@ class Differences(NamedTuple):
     """How far rankings agree."""
 
     table: list[list[str]]  # the heads first, then a line for each ranking
+    in_common: list[list[float | None]]  # of each ranking with each, see `_in_common`
     n_queries: int
     queries: list[Differing]  # those that were asked for, in their order
 
@@ -106,10 +107,11 @@ def find_differences(
         found.sort(key=lambda each: min(filter(None, each.ranks)))
         words = first_words(queries[query], _CHARACTERS)
         differing.append(Differing(query, words, mean_common(firsts, query), found))
-    return Differences(_table(rankings, list(queries)), len(queries), differing)
+    shares = _in_common(rankings, list(queries))
+    return Differences(_table(rankings, shares), shares, len(queries), differing)
 
 
-def in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[float | None]]:
+def _in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[float | None]]:
     """Returns for each ranking the mean of `common_share` with each, over the queries with one."""
     rows = []
     for ranking in rankings:
@@ -125,12 +127,13 @@ def in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[f
     return rows
 
 
-def _table(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[str]]:
+def _table(
+    rankings: Sequence[Ranked], in_common: Sequence[Sequence[float | None]]
+) -> list[list[str]]:
     """Returns the cells: of each ranking its number, what it has in common with each, its cost."""
     numbers = [str(number) for number in range(1, len(rankings) + 1)]
     table = [["first ten in common with", *numbers, "vectors", "seconds"]]
-    rows = zip(numbers, rankings, in_common(rankings, queries), strict=True)
-    for number, ranking, shares in rows:
+    for number, ranking, shares in zip(numbers, rankings, in_common, strict=True):
         cells = [
             "" if other == number or share is None else f"{share:.2f}"
             for other, share in zip(numbers, shares, strict=True)

@@ -287,16 +287,16 @@ def retrieve(
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.collection.folder import (
         read_asked,
-        require_other_judgments,
+        relevant_passages,
         warn_of_missing,
     )
     from cocondenser_jax.retrieval.opening import VectorSearch, open_index
     from cocondenser_jax.retrieval.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
-    asked = read_asked(data, split)  # a mistake in it need not wait for the index
-    if ignore_identical_ids:
-        require_other_judgments(data, split)
+    # A mistake in them need not wait for the index.
+    asked = read_asked(data, split, ignore_identical_ids=ignore_identical_ids)
+    relevant = relevant_passages(asked.qrels)
     opened = open_index(
         index or embeddings,
         model,
@@ -305,7 +305,7 @@ def retrieve(
         query_prompt=query_prompt,
         language=language,
     )
-    warn_of_missing(count_passages(opened, asked.relevant), asked.relevant, split)
+    warn_of_missing(count_passages(opened, relevant), relevant, split)
     metrics = retrieve(
         opened, asked.queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
     )

@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     """What is searched for."""
 
     queries: dict[str, str]  # id → text
-    relevant: set[str]  # passages that are judged relevant for one of them; none without a split
+    qrels: Qrels  # of the split; none without one
 
 
 def passage_text(passage: Passage, separator: str = " ") -> str:
@@ -112,24 +112,34 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {query: queries[query] for query in qrels}, qrels
 
 
-def require_other_judgments(source: Path, split: str | None = None) -> None:
-    """Raises a UserError if `require_other_answers` does for a split of a data folder, or any."""
+def _require_other_judgments(source: Path) -> None:
+    """Raises a UserError if `require_other_answers` does for any split of a data folder."""
     if source.is_file():
         return
     try:
-        files = _find(source, "judgments", split)
+        files = _find(source, "judgments")
     except UserError:  # nothing is judged
         return
     for file in files:
         require_other_answers(read_qrels(file))
 
 
-def read_asked(source: Path, split: str | None) -> Asked:
-    """Reads queries, as `read_queries` does, and what the judgments of a split find relevant."""
+def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
+    """Reads queries, as `read_queries` does, and the judgments of a split.
+
+    Raises:
+      UserError: also if `ignore_identical_ids` would drop passages that are judged relevant, in the
+        split or, without one, in any.
+    """
     if split is None:
-        return Asked(read_queries(source), set())
-    queries, qrels = read_split(source, split)
-    return Asked(queries, relevant_passages(qrels))
+        asked = Asked(read_queries(source), {})
+        if ignore_identical_ids:
+            _require_other_judgments(source)
+        return asked
+    asked = Asked(*read_split(source, split))
+    if ignore_identical_ids:
+        require_other_answers(asked.qrels)
+    return asked
 
 
 def relevant_passages(qrels: Qrels) -> set[str]:

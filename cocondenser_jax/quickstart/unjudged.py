@@ -8,7 +8,6 @@ from cocondenser_jax.analysis.differences import (
     Differences,
     Ranked,
     find_differences,
-    in_common,
     most_different,
 )
 from cocondenser_jax.collection.folder import read_corpus, read_queries
@@ -46,11 +45,14 @@ def compare_unjudged(
     firsts = [ranking.first for ranking in rankings]
     chosen = {query: queries[query] for query in most_different(firsts, N_QUERIES)}
     write_to_judge(to_judge, read_corpus(trial.passages), chosen, firsts)
-    write_json(workdir / "results.json", _as_records(rankings, list(queries)))
-    return find_differences(rankings, queries, chosen, trial.passages)
+    differences = find_differences(rankings, queries, chosen, trial.passages)
+    write_json(workdir / "results.json", _as_records(rankings, differences.in_common))
+    return differences
 
 
-def _as_records(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[dict[str, object]]:
+def _as_records(
+    rankings: Sequence[Ranked], in_common: Sequence[Sequence[float | None]]
+) -> list[dict[str, object]]:
     names = [ranking.name for ranking in rankings]
     return [
         {
@@ -59,5 +61,5 @@ def _as_records(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[dict
             "vectors": ranking.vectors,
             "seconds": ranking.seconds,
         }
-        for ranking, shares in zip(rankings, in_common(rankings, queries), strict=True)
+        for ranking, shares in zip(rankings, in_common, strict=True)
     ]

@@ -18,7 +18,7 @@ from cocondenser_jax.collection.folder import (
     passage_text,
     read_asked,
     read_corpus,
-    require_other_judgments,
+    relevant_passages,
     warn_of_missing,
 )
 from cocondenser_jax.collection.own_passages import (
@@ -110,10 +110,9 @@ def write_bm25_run(
     data_folder, split, corpus_given = searched
     if corpus_given is None and data_folder.is_file():
         raise UserError(f"{data_folder} is a file of queries: name the passages by --corpus")
-    queries, relevant = read_asked(data_folder, split)
+    queries, qrels = read_asked(data_folder, split, ignore_identical_ids=ignore_identical_ids)
+    relevant = relevant_passages(qrels)
     source = corpus_source(data_folder if corpus_given is None else corpus_given)
-    if ignore_identical_ids:
-        require_other_judgments(data_folder, split)
     require_memory(source, settings.language)
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth

@@ -13,11 +13,9 @@ from sentence_transformers import CrossEncoder
 from cocondenser_jax.collection.folder import (
     judgments_file,
     passage_text,
+    read_asked,
     read_named,
-    read_queries,
-    read_split,
     require_known,
-    require_other_judgments,
     with_positives,
 )
 from cocondenser_jax.collection.own_passages import (
@@ -97,8 +95,10 @@ def _read_names(candidates: Candidates) -> _Named:
     run = read_run(candidates.run)
     if not run:
         raise UserError(f"{candidates.run} is empty: expected a TREC run")
+    queries, qrels = read_asked(
+        candidates.data, candidates.split, ignore_identical_ids=candidates.ignore_identical_ids
+    )
     if candidates.ignore_identical_ids:
-        require_other_judgments(candidates.data, candidates.split)
         run = drop_identical_ids(run)
         if not any(run.values()):
             raise UserError(
@@ -106,7 +106,6 @@ def _read_names(candidates: Candidates) -> _Named:
                 " out"
             )
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
-    queries = read_queries(candidates.data, candidates.split)
     require_known(first, queries, "queries", candidates.run)
     n_without = sum(not first.get(query) for query in queries)
     if candidates.split is not None and n_without:
@@ -118,8 +117,7 @@ def _read_names(candidates: Candidates) -> _Named:
             candidates.split,
         )
     relevant: dict[str, list[str]] = {}
-    if candidates.with_positives and candidates.split is not None:
-        _, qrels = read_split(candidates.data, candidates.split)
+    if candidates.with_positives:
         relevant = {query: list(grades) for query, grades in with_positives(qrels).items()}
     return _Named(queries, first, relevant)
 

@@ -10,7 +10,6 @@ from cocondenser_jax.analysis.differences import (
     Ranked,
     common_share,
     find_differences,
-    in_common,
     mean_common,
     most_different,
 )
@@ -52,7 +51,7 @@ def test_rankings_are_described_with_the_passages_of_the_queries_shown(tmp_path)
     ]
     queries = {"q0": "a query", "q1": "another", "q2": "a third"}
     found = find_differences(rankings, queries, ["q1", "q0"], corpus)
-    assert in_common(rankings, [*queries]) == [[1.0, 0.5], [0.5, 1.0]]
+    assert found.in_common == [[1.0, 0.5], [0.5, 1.0]]
     assert found.table == [
         ["first ten in common with", "1", "2", "vectors", "seconds"],
         ["1 one", "", "0.50", "", "1"],

@@ -1,11 +1,13 @@
 """Queries that are passages, and queries that are only numbered like passages."""
 
+import functools
+
 import pytest
 
-from cocondenser_jax.collection import own_passages
-from cocondenser_jax.collection.folder import require_other_judgments
+from cocondenser_jax.collection import folder, own_passages
+from cocondenser_jax.collection.folder import read_asked
 from cocondenser_jax.errors import UserError
-from tests.world import write_qrels
+from tests.world import write_qrels, write_records
 
 
 @pytest.mark.parametrize(
@@ -83,15 +85,24 @@ def test_own_results_are_counted(caplog):
     assert not caplog.records
 
 
-def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused(tmp_path):
-    require_other_judgments(tmp_path)  # nothing is judged
+def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused(
+    tmp_path, monkeypatch
+):
+    asked = functools.partial(read_asked, ignore_identical_ids=True)
+    write_records(tmp_path / "queries.jsonl", [{"_id": name, "text": "a"} for name in "12"])
+    asked(tmp_path, None)  # nothing is judged
     write_qrels(tmp_path / "qrels" / "test.tsv", {"1": {"2": 1, "1": 0}})
     write_qrels(tmp_path / "qrels" / "dev.tsv", {"1": {"2": 1}, "2": {"2": 1}})
-    require_other_judgments(tmp_path, "test")
+    read = []
+    read_qrels = folder.read_qrels
+    monkeypatch.setattr(folder, "read_qrels", lambda path: read.append(path) or read_qrels(path))
+    assert asked(tmp_path, "test").qrels == {"1": {"2": 1, "1": 0}}
+    assert len(read) == 1  # may be many
+    read_asked(tmp_path, "dev")
     for split in ("dev", None):
         with pytest.raises(UserError, match=r"1 queries have a relevant passage .* own id \(2\)"):
-            require_other_judgments(tmp_path, split)
-    require_other_judgments(tmp_path / "qrels" / "dev.tsv")  # a file, of queries alone
+            asked(tmp_path, split)
+    asked(tmp_path / "queries.jsonl", None)  # a file, of queries alone
 
 
 def test_results_are_watched_as_they_come(caplog):

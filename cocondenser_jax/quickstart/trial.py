@@ -38,6 +38,14 @@ DRAWN = "queries.jsonl"
 METRICS = ("nDCG@10", "MRR@10", "Recall@100")
 
 
+class QueryLog(NamedTuple):
+    """What is known of a query log, which may be long and is read once."""
+
+    n_queries: int  # that differ
+    sha256: str  # of these
+    drawn: dict[str, str]  # id → text, those that are ranked
+
+
 class Trial(NamedTuple):
     """What rankings are compared on, and by."""
 
@@ -48,8 +56,12 @@ class Trial(NamedTuple):
     n_passages: int | None = None  # that are tested on, see `sample`; None: all
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
     corpus: str | Path | None = None  # see `read_corpus`; None: the passages of `data`
-    is_judged: bool = True  # False: queries of `data` are ranked, whatever their split
-    log: Path | None = None  # from which those are drawn
+    log: QueryLog | None = None  # of `data`, whatever the split, where nothing is judged
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether rankings are compared by judgments."""
+        return self.log is None
 
     @property
     def passages(self) -> str | Path:
@@ -78,8 +90,7 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
     for metric in trial.metrics:
         parse_metric(metric)
     if is_unjudged(trial.data) and trial.split == SPLIT:
-        trial = trial._replace(is_judged=False)
-        _check_unjudged(trial)
+        trial = trial._replace(log=_check_unjudged(trial))
         return trial, survey_passages(trial.passages)
     _, qrels = read_split(trial.data, trial.split)
     if len(qrels) < 2:
@@ -93,10 +104,11 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
     return trial, _survey_judged(trial, qrels)
 
 
-def _check_unjudged(trial: Trial) -> None:
+def _check_unjudged(trial: Trial) -> QueryLog:
+    """Reads a query log; raises a UserError where there is none to compare by, or for its flags."""
     if trial.data.is_file() and trial.corpus is None:
         raise UserError(f"{trial.data} is a file of queries: name the passages by --corpus")
-    read_log(trial.data)
+    queries = read_log(trial.data)
     if trial.metrics != METRICS:
         raise UserError(
             f"{trial.data} has no judgments, so {trial.metrics[0]} decides nothing: leave it out"
@@ -106,6 +118,8 @@ def _check_unjudged(trial: Trial) -> None:
             f"{trial.data} has no judgments: a sample of {trial.n_passages:,} passages may lack"
             " what its queries look for; search all of them"
         )
+    sha256 = hashlib.sha256(json.dumps(queries).encode()).hexdigest()
+    return QueryLog(len(queries), sha256, draw_queries(queries, N_DRAWN))
 
 
 def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
@@ -151,7 +165,7 @@ def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
     }
     if trial.n_passages is None:
         _start_on_queries(workdir, started)
-        return trial if trial.is_judged else _with_drawn(workdir, trial)
+        return trial if trial.log is None else _with_drawn(workdir, trial, trial.log)
     start_or_compare(workdir / STARTED, started)
     folder = workdir / "data"
     make_once(
@@ -162,12 +176,11 @@ def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
 
 def _asked_sha256(trial: Trial) -> dict[str, str | None]:
     """Returns the checksums of judgments and queries."""
-    if trial.is_judged:
-        files = (judgments_file(trial.data, trial.split), queries_file(trial.data, trial.split))
-        judgments, queries = map(file_sha256, files)
-        return {"judgments": judgments, "queries": queries}
-    log = json.dumps(read_log(trial.data))
-    return {"judgments": None, "queries": hashlib.sha256(log.encode()).hexdigest()}
+    if trial.log is not None:
+        return {"judgments": None, "queries": trial.log.sha256}
+    files = (judgments_file(trial.data, trial.split), queries_file(trial.data, trial.split))
+    judgments, queries = map(file_sha256, files)
+    return {"judgments": judgments, "queries": queries}
 
 
 def _start_on_queries(workdir: Path, started: Mapping[str, Any]) -> None:
@@ -182,21 +195,20 @@ def _start_on_queries(workdir: Path, started: Mapping[str, Any]) -> None:
     write_json(path, started)
 
 
-def _with_drawn(workdir: Path, trial: Trial) -> Trial:
-    """Draws the queries that are ranked where nothing is judged; returns the trial by them."""
-    drawn = make_once(workdir, workdir / DRAWN, _write_drawn, trial.data)
-    return trial._replace(data=drawn, corpus=trial.passages, log=trial.data)
+def _with_drawn(workdir: Path, trial: Trial, log: QueryLog) -> Trial:
+    """Writes the queries that are ranked where nothing is judged; returns the trial by them."""
+    drawn = make_once(workdir, workdir / DRAWN, _write_drawn, log.drawn)
+    return trial._replace(data=drawn, corpus=trial.passages)
 
 
 def queries_note(trial: Trial) -> list[str]:
     """Says how many queries of a log are ranked, where they are not all."""
-    n_queries = 0 if trial.log is None else len(read_log(trial.log))
+    n_queries = 0 if trial.log is None else trial.log.n_queries
     if n_queries <= N_DRAWN:
         return []
     return [f"for {N_DRAWN} of {n_queries:,} queries, drawn at random"]
 
 
-def _write_drawn(log: Path, out: Path) -> None:
-    drawn = draw_queries(read_log(log), N_DRAWN)
+def _write_drawn(drawn: Mapping[str, str], out: Path) -> None:
     with new_file(out) as file:
         write_passages(file, (Passage(name, "", text) for name, text in drawn.items()))

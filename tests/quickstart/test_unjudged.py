@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.cli import main
 from cocondenser_jax.collection.folder import passage_text, read_corpus, read_queries, read_split
 from cocondenser_jax.collection.trec import first_passages, read_run
-from cocondenser_jax.quickstart import comparison
+from cocondenser_jax.quickstart import comparison, trial
 from cocondenser_jax.retrieval.bm25 import bm25_run
 from cocondenser_jax.retrieval.fuse import fuse_runs
 from tests.world import write_beir, write_retriever
@@ -204,7 +204,10 @@ def test_a_folder_without_judgments_is_compared_in_the_same_way(
 def test_of_a_long_log_some_queries_are_ranked(
     finished, command, data, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("cocondenser_jax.quickstart.trial.N_DRAWN", 20)
+    read = []
+    read_log = trial.read_log
+    monkeypatch.setattr(trial, "N_DRAWN", 20)
+    monkeypatch.setattr(trial, "read_log", lambda path: read.append(path) or read_log(path))
     workdir = shutil.copytree(finished, tmp_path / "work")
     log = tmp_path / "log.txt"
     log.write_text((data / "log.txt").read_text().replace("\n\n", "\none more\n"))
@@ -214,6 +217,7 @@ def test_of_a_long_log_some_queries_are_ranked(
     words = [command[0], f"--data={log}", *command[2:]]
     assert main([*words, f"--workdir={workdir}"]) == 0
     assert f"| for 20 of {N_LOGGED + 1} queries, drawn at random\n" in capsys.readouterr().out
+    assert read == [log]  # once: it may be long
     drawn = read_queries(workdir / "queries.jsonl")
     assert len(drawn) == 20
     for run in workdir.rglob("*.trec"):

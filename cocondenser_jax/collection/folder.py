@@ -4,7 +4,6 @@ Files are found one by one, so a folder may mix the layouts of docs/data.md (BEI
 """
 
 import logging
-import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sized
 from itertools import chain
 from pathlib import Path
@@ -16,16 +15,9 @@ from cocondenser_jax.collection.own_passages import require_other_answers
 from cocondenser_jax.collection.trec import Qrels, first_passages, read_qrels, read_results
 from cocondenser_jax.corpus.sources import require_source
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.storage.tables import PASSAGE_FILES, plain_name
+from cocondenser_jax.storage.tables import DATA_FILES, matches_data_file, plain_name
 
 logger = logging.getLogger(__name__)
-
-# Names of files, compressed or not, in the order in which they are looked for.
-_NAMES = {
-    "passages": PASSAGE_FILES,
-    "judgments": ("qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"),
-    "queries": ("queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"),
-}
 
 
 class Asked(NamedTuple):
@@ -48,7 +40,7 @@ def corpus_file(source: Path) -> Path:
 def corpus_source(source: str | Path) -> str | Path:
     """Returns what `read_corpus` reads: the file of passages in a data folder, or the source."""
     folder = Path(source)
-    if folder.is_dir() and any(_matches(folder, kind) for kind in _NAMES):
+    if folder.is_dir() and any(_matches(folder, kind) for kind in DATA_FILES):
         return corpus_file(folder)
     require_source(str(source))
     return source
@@ -243,20 +235,19 @@ def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
     if files := _matches(folder, kind, split):
         return files
     lacks = kind if split is None else f"{kind} of split {split!r}"
-    names = " or ".join(_NAMES[kind]).replace("SPLIT", split or "SPLIT")
+    names = " or ".join(DATA_FILES[kind]).replace("SPLIT", split or "SPLIT")
     raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")
 
 
 def _matches(folder: Path, kind: str, split: str | None = None) -> list[Path]:
     """Lists what `_find` does; nothing where there is none."""
     paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
-    split_pattern = "[^/]+" if split is None else re.escape(split)
-    for pattern in map(re.escape, _NAMES[kind]):
-        files: dict[str, Path] = {}
+    for name in DATA_FILES[kind]:
+        files: dict[Path, Path] = {}
         for path in paths:
-            name = f"{path.relative_to(folder).parent / plain_name(path)}"
-            if re.fullmatch(pattern.replace("SPLIT", split_pattern), name):
-                files.setdefault(name, path)  # the plain file, not its archive
+            if matches_data_file(path.relative_to(folder), name, split):
+                # The plain file, not its archive.
+                files.setdefault(path.with_name(plain_name(path)), path)
         if files:
             return list(files.values())
     return []

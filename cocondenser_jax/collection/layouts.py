@@ -40,7 +40,7 @@ def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Pass
     """Yields the passages of a source (see `sources.open_records`), one at a time.
 
     Passages without ids have the number of their line or row, in a folder of several files after
-    the name of the file; a line in the log tells it. A document's URL in a table goes before its
+    the path of the file; a line in the log tells it. A document's URL in a table goes before its
     title, so encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv 2101.08751,
     which put separators between them.
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.records import Document, Piece, batches
 from cocondenser_jax.corpus.repeats import (
     Reason,
@@ -85,6 +86,7 @@ def build_store(
         `near_duplicates.py`), and list them in `near_duplicates.tsv`; reads the source three times.
     """
     check_cutting(max_tokens, short_span_prob)
+    require_not_read(source, out)
     source = str(source)
     loaded = load_tokenizer(str(tokenizer))
     with new_folder(out) as folder:
@@ -132,6 +134,7 @@ def build_in_tasks(
     `dropped` of all.
     """
     check_cutting(settings.max_tokens, settings.short_span_prob)
+    require_not_read(settings.source, out)
     tokenizer_sha256 = load_tokenizer(tokenizer).sha256
     source = settings.source
     pieces = open_source(source)
@@ -332,6 +335,8 @@ def build_vocabulary(
     lowercase: bool = True,
 ) -> SpanTokenizer:
     """Learns a tokenizer as `train_tokenizer` from sources (`open_source`); writes a new folder."""
+    for source in sources:
+        require_not_read(source, out)
     with new_folder(out) as folder:
         opened = [read_documents(name) for name in sources]
         bars = (tqdm(documents, "vocabulary", unit=" documents") for documents in opened)

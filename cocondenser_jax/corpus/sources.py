@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from cocondenser_jax.corpus.folders import find_files, is_accepted
 from cocondenser_jax.corpus.markdown import read_sections
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.records import (
@@ -35,9 +36,7 @@ from cocondenser_jax.errors import (
 )
 from cocondenser_jax.storage.files import parse_object, read_lines
 from cocondenser_jax.storage.tables import (
-    PASSAGE_FILES,
     names_an_id,
-    plain_name,
     plain_suffix,
     read_header,
     read_rows,
@@ -55,7 +54,6 @@ ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
-_FILE_NAME = re.compile(r".*\.((txt|md|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
 # Of a dataset in a folder, these are read without its library, which would read all columns and
 # refuse files in which one that is not needed has another type.
 _OWN_SUFFIXES = (".jsonl", ".parquet")
@@ -111,7 +109,7 @@ def open_records(source: str) -> list[RecordPiece]:
         (a document per section), `.jsonl` or `.parquet` (records with `text`, or `title` and
         `text`, or `spans`; the id in `_id` or `id`, else the number of line or row) or `.tsv` (see
         `tables`; URLs are not read), each but Parquet also compressed; a folder (see
-        `choose_files`);
+        `folders.find_files`);
         `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`, which is streamed; `tfds:NAME_OR_FOLDER[:SPLIT]`.
     """
     scheme, _, name = source.partition(":")
@@ -123,12 +121,12 @@ def open_records(source: str) -> list[RecordPiece]:
             return _DATASETS[scheme](source, name)
     require_source(source)
     path = Path(source)
-    files = _files_in(path) if path.is_dir() else [path]
-    if len(files) == 1:
-        return _file_pieces(files[0], "")
-    require_headers_alike(file for file in files if plain_suffix(file) == ".tsv")
+    names = find_files(path) if path.is_dir() else [""]
+    if len(names) == 1:
+        return _file_pieces(path / names[0], "")
+    require_headers_alike(path / name for name in names if plain_suffix(Path(name)) == ".tsv")
     # Line numbers are unique within a file only.
-    pieces = (_file_pieces(file, f"{escape_control(file.name)}:") for file in files)
+    pieces = (_file_pieces(path / name, f"{escape_control(name)}:") for name in names)
     return list(chain.from_iterable(pieces))
 
 
@@ -139,50 +137,8 @@ def require_source(source: str) -> None:
         return
     if not path.exists():
         raise UserError(f"{source} does not exist: expected {ACCEPTED}")
-    if _FILE_NAME.fullmatch(path.name) is None or not path.is_file():
+    if not is_accepted(path.name) or not path.is_file():
         raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Chooses the files to read of a folder, and logs their names and those of all others."""
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    files = [Path(name) for name in choose_files(str(path) for path in found if path.is_file())]
-    if not files:
-        raise UserError(f"folder {folder} holds no .txt, .md, .jsonl, .tsv or .parquet file")
-    others = [path.name for path in sorted({*found}.difference(files))]
-    if len(files) > 1 or others:
-        names = first_three([file.name for file in files])
-        rest = f"; not {first_three(others)}" if others else ""
-        log_once(logger, f"{folder}: reading {names}{rest}", logging.INFO)
-    return files
-
-
-def choose_files(paths: Iterable[str]) -> list[str]:
-    """Chooses what to read of a folder: all ACCEPTED_FILES, or a data set's passages alone.
-
-    A README.md describes the files beside it. It is a document among others in Markdown only.
-
-    Raises:
-      UserError: if other Markdown files are beside files of other kinds: which of them are
-        documents is not known.
-    """
-    files = sorted(path for path in paths if _FILE_NAME.fullmatch(path.rpartition("/")[2]))
-    # From last to first: a plain file goes before its archive.
-    by_name = {plain_name(Path(path)): path for path in reversed(files)}
-    for name in PASSAGE_FILES:
-        if name in by_name:
-            return [by_name[name]]
-    markdown = [path for path in files if plain_suffix(Path(path)) == ".md"]
-    others = sorted({*files}.difference(markdown))
-    if all(plain_name(Path(path)).lower() == "readme.md" for path in markdown):
-        return others
-    if others:
-        folder, _, name = markdown[0].rpartition("/")
-        raise UserError(
-            f"{folder} holds Markdown ({name}) and other files ({Path(others[0]).name}): expected"
-            " documents of one of the two kinds, and the other kind in another folder"
-        )
-    return files
 
 
 def _file_pieces(path: Path, prefix: str) -> list[RecordPiece]:

@@ -40,6 +40,7 @@ from cocondenser_jax.analysis.differences import Differences, most_different
 from cocondenser_jax.analysis.report import ResultRow, write_report
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run
+from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.quickstart.agreement import (
@@ -160,6 +161,7 @@ def adapt(
     language = options.language
     require_language(language)
     require_outside(Path(model), workdir)
+    require_not_read(corpus, workdir)
     require_own(workdir / _STARTED, also=[_UNSTARTED])
     start = find_folder(model)
     vectors = read_representation(start, options.given)

@@ -15,6 +15,7 @@ from cocondenser_jax.analysis.report import (
     corrected_p,
     write_report,
 )
+from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, format_p, swap
 from cocondenser_jax.quickstart.comparison import (
@@ -50,6 +51,7 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
       trial: the texts and, where there are some, the judgments, and what is computed.
       models: folders or hub names.
     """
+    require_not_read(trial.passages, workdir)
     trial, survey = check_trial(trial)
     ranked = [RankedModel(name, Path(model)) for name, model in name_models(models).items()]
     for model in ranked:

@@ -28,6 +28,12 @@ PASSAGE_FILES = (
     "psgs_w100.tsv",
     "msmarco-docs.tsv",
 )
+# Names of a data folder's files, compressed or not, in the order in which they are looked for.
+DATA_FILES = {
+    "passages": PASSAGE_FILES,
+    "judgments": ("qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"),
+    "queries": ("queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"),
+}
 # What headers call each field, without capitals and separators. A column of the field's own name is
 # taken before those of the other names.
 HEADER_NAMES = {
@@ -60,6 +66,20 @@ def plain_name(path: Path) -> str:
 def plain_suffix(path: Path) -> str:
     """Returns the suffix that shows what a file holds, such as .tsv of a.tsv.gz."""
     return Path(plain_name(path)).suffix
+
+
+def matches_data_file(path: Path, name: str, split: str | None = None) -> bool:
+    """Returns whether a path in a data folder has a name of DATA_FILES, of one split or of any."""
+    split_pattern = "[^/]+" if split is None else re.escape(split)
+    pattern = re.escape(name).replace("SPLIT", split_pattern)
+    return re.fullmatch(pattern, str(path.with_name(plain_name(path)))) is not None
+
+
+def is_data_file(path: Path) -> bool:
+    """Returns whether a path, in any folder, ends in one of the names of DATA_FILES."""
+    ends = (Path(path.name), Path(*path.parts[-2:]))
+    names = [*chain.from_iterable(DATA_FILES.values())]
+    return any(matches_data_file(end, name) for end in ends for name in names)
 
 
 def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:

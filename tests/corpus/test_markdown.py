@@ -6,7 +6,7 @@ from markdown_it import MarkdownIt
 from cocondenser_jax.collection.layouts import read_passages
 from cocondenser_jax.corpus.markdown import read_sections
 from cocondenser_jax.corpus.records import Document
-from cocondenser_jax.corpus.sources import choose_files, read_documents
+from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
 from tests.world import COMPRESSIONS, write_records
 
@@ -119,15 +119,6 @@ def test_a_readme_describes_other_files_and_is_no_document(tmp_path):
         list(read_documents(str(tmp_path)))
     write_records(tmp_path / "a.jsonl", [{"text": "A."}])
     assert list(read_documents(str(tmp_path))) == [Document("1", "A.")]
-
-
-@pytest.mark.parametrize("other", ["a.txt", "a.jsonl", "a.tsv.gz", "a.parquet"])
-def test_markdown_beside_other_files_is_refused(other):
-    message = r"d holds Markdown \(NOTES\.md\) and other files \(a\.\w+(\.gz)?\): expected"
-    with pytest.raises(UserError, match=message):
-        choose_files([f"d/{name}" for name in ("NOTES.md", "README.md", other)])
-    # A data set's passages are known by their name.
-    assert choose_files(["d/NOTES.md", "d/corpus.jsonl"]) == ["d/corpus.jsonl"]
 
 
 def test_a_giant_text_is_refused(tmp_path, monkeypatch):

@@ -1,4 +1,3 @@
-import gzip
 import tracemalloc
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from backports import zstd
 from cocondenser_jax.corpus import records, sources
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import (
-    choose_files,
     documents_sha256,
     open_source,
     read_documents,
@@ -60,29 +58,6 @@ def test_text_is_a_document_per_line_or_per_block(tmp_path):
     ]
 
 
-def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
-    write_records(tmp_path / "b.jsonl", [{"text": "last"}])
-    (tmp_path / "a.txt").write_text("first\nsecond")
-    (tmp_path / "README.md").write_text("not read")
-    assert list(read_documents(str(tmp_path))) == [
-        Document("a.txt:1", "first"),
-        Document("a.txt:2", "second"),
-        Document("b.jsonl:1", "last"),
-    ]
-
-
-def test_what_is_not_read_of_a_folder_is_logged(tmp_path, caplog):
-    caplog.set_level("INFO")
-    (tmp_path / "a.txt").write_text("first")
-    list(read_documents(str(tmp_path)))
-    assert caplog.messages == []
-    for name in ("b.csv", "more/c.txt", ".hidden"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("not read")
-    list(read_documents(str(tmp_path)))
-    assert caplog.messages == [f"{tmp_path}: reading a.txt; not b.csv, more"]
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "tsv", "parquet"])
 def test_a_title_of_another_name_is_not_dropped_without_a_word(suffix, tmp_path, caplog):
     path = tmp_path / f"docs.{suffix}"
@@ -123,27 +98,6 @@ def test_tables_of_passages_are_documents(tmp_path, suffix):
     # A URL is no prose: it is not read.
     expected = [Document("D1", "Title\nBody."), Document("D2", "Title.")]
     assert list(read_documents(str(path))) == expected
-
-
-@pytest.mark.parametrize(
-    "corpus",
-    ["corpus.jsonl", "corpus.tsv", "collection.tsv.gz", "psgs_w100.tsv", "msmarco-docs.tsv"],
-)
-def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
-    content = b"1\tPassage.\n" if corpus.endswith("tsv") else b'{"_id": "1", "text": "Passage."}\n'
-    if corpus.endswith("gz"):
-        content = gzip.compress(b"1\tPassage.\n")
-    (tmp_path / corpus).write_bytes(content)
-    write_records(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "Who?"}])
-    (tmp_path / "a.queries.tsv").write_text("q1\tWho?\n")
-    assert list(read_documents(str(tmp_path))) == [Document("1", "Passage.")]
-    # The plain file, not its archive; a folder in a bucket is chosen from by its paths.
-    assert choose_files(["gs://b/corpus.tsv.gz", "gs://b/z.txt", "gs://b/corpus.tsv"]) == [
-        "gs://b/corpus.tsv"
-    ]
-    assert choose_files(["gs://b/z.txt", "gs://b/my.tsv", "gs://b/README.md"]) == [
-        *("gs://b/my.tsv", "gs://b/z.txt"),
-    ]
 
 
 def test_zero_and_no_text_are_ids_like_others(tmp_path):
@@ -219,17 +173,6 @@ def test_a_giant_document_is_refused_and_never_held(tmp_path, monkeypatch, name,
 def test_an_unknown_source_gets_the_list_of_known_ones(source, message):
     with pytest.raises(UserError, match=message):
         list(read_documents(source))
-
-
-def test_names_of_files_become_ids_whatever_they_are(tmp_path):
-    for name in ("a\n.txt", "b\udcff.txt"):
-        (tmp_path / name).write_text("text\n")
-    assert [d.id for d in read_documents(str(tmp_path))] == [r"a\x0a.txt:1", r"b\xff.txt:1"]
-
-
-def test_a_folder_without_text_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"holds no \.txt, \.md, \.jsonl, \.tsv or \.parquet file"):
-        list(read_documents(str(tmp_path)))
 
 
 PARQUET = {

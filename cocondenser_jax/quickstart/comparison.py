@@ -30,7 +30,7 @@ from cocondenser_jax.collection.folder import (
 )
 from cocondenser_jax.collection.trec import Qrels, read_run, write_run
 from cocondenser_jax.quickstart.sample import read_sampled
-from cocondenser_jax.quickstart.steps import make_once, seconds_of
+from cocondenser_jax.quickstart.steps import make_once, seconds_of, timed
 from cocondenser_jax.quickstart.trial import STARTED, Trial
 from cocondenser_jax.retrieval.bm25 import Bm25Settings, Searched, write_bm25_run
 from cocondenser_jax.retrieval.embeddings import read_manifest
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
     model: str  # by whose vectors; "": by BM25 alone
     is_fused: bool  # with the ranking of BM25
-    results: Sequence[Path]  # all that `make_once` made for it; the last is its TREC run
+    results: Sequence[Path]  # all that was made for it, and timed; the last is its TREC run
     part: str = ""  # of each vector, as in `Evaluation`
     vectors: tuple[int, int] = (0, 0)  # as in `Evaluation`
     seconds: float = 0.0  # beside those of the results
@@ -237,33 +237,32 @@ def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) 
     folder = workdir / "models" / model.name
     start_or_compare(folder / STARTED, {"model": model_sha256(model.folder)})
     embeddings = folder / "embeddings"
-    dense = make_once(workdir, folder / "dense.trec", _search, trial, model.folder, embeddings)
+    dense = folder / "dense.trec"
+    if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
+        with timed(workdir, embeddings):
+            encode_corpus(Encoding(model.folder), trial.passages, embeddings)
+    make_once(workdir, dense, rank_by_vectors, embeddings, model.folder, trial)
     fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)
     manifest = read_manifest(embeddings)
     alone = Entry(
         model=model.name,
         is_fused=False,
-        results=[dense],
+        results=[embeddings, dense],
         vectors=(manifest.passages, manifest.dimension),
         seconds=model.seconds,
     )
-    entries = [alone, alone._replace(is_fused=True, results=[bm25, dense, fused])]
+    entries = [alone, alone._replace(is_fused=True, results=[bm25, *alone.results, fused])]
     for size in model.sizes:
         run = make_once(
             workdir, folder / f"dense.{size}.trec", _search_cut, trial, model.folder, size
         )
         part = alone._replace(
-            results=[dense, run],
+            results=[*alone.results, run],
             part=f"{size:,} of {manifest.dimension:,}",
             vectors=(manifest.passages, size),
         )
         entries.append(part)
     return entries
-
-
-def _search(trial: Trial, model: Path, embeddings: Path, out: Path) -> None:
-    encode_corpus(Encoding(model), trial.passages, embeddings)
-    rank_by_vectors(embeddings, model, trial, out)
 
 
 def _search_cut(trial: Trial, model: Path, size: int, out: Path) -> None:

@@ -1,7 +1,8 @@
 """The steps of a pipeline: each makes a file or folder, once, and is timed."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVarTuple
 
@@ -35,21 +36,28 @@ def make_once(
     Returns:
       The result.
     """
-    start = time.perf_counter()
-    try:
+    with timed(workdir, result):
         if not result.exists():
             make(*arguments, result)
+    return result
+
+
+@contextmanager
+def timed(workdir: Path, result: Path) -> Iterator[None]:
+    """Adds how long its block takes to what `seconds.json` of `workdir` has for a result."""
+    start = time.perf_counter()
+    try:
+        yield
     finally:
         file = workdir / SECONDS
         seconds = read_object(file, {})
         name = result.relative_to(workdir).as_posix()
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
         write_json(file, seconds)
-    return result
 
 
 def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
-    """Returns how many seconds `make_once` took for some results, in all."""
+    """Returns how many seconds some results took, in all, by `make_once` or `timed`."""
     seconds = read_object(workdir / SECONDS)
     return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)
 

@@ -141,11 +141,15 @@ def test_other_judgments_are_ranked_by_the_same_vectors(
     before = [path.stat().st_mtime_ns for path in files]
     seconds = read_object(workdir / "seconds.json")
     runs = [name for name in seconds if name.endswith(".trec")]
-    write_json(workdir / "seconds.json", seconds | dict.fromkeys(runs, 1e6))
+    vectors = [name for name in seconds if name.endswith("/embeddings")]
+    planted = dict.fromkeys(runs, 1e6) | dict.fromkeys(vectors, 1e9)
+    write_json(workdir / "seconds.json", seconds | planted)
     assert main([*anew, f"--workdir={workdir}"]) == 0
     again = read_object(workdir / "seconds.json")
     assert len(runs) > 2
     assert all(again[name] < 1e6 for name in runs)  # of the ranking that is there
+    for name, row in rows_of(workdir).items():  # but vectors took what they took
+        assert 1e9 * (name != "BM25") < row["seconds"] < 1e9 * (name != "BM25") + 1e6
     assert before == [path.stat().st_mtime_ns for path in files]
     assert len(before) == 2
     for name, row in rows_of(tmp_path / "new").items():

@@ -1,10 +1,12 @@
 """Reports: a comparison of retrievers, curves and facts of runs, on one HTML page."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes
 from cocondenser_jax.analysis.differences import Differences
@@ -25,6 +27,15 @@ from cocondenser_jax.storage.runs import flatten
 _HTML = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
 )
+_FLAG = re.compile(r"(?<!\S)--\w+")
+
+
+def _whole_flags(text: str) -> Markup:
+    """Returns a text in which no line ends within a flag: a browser may break it at a hyphen."""
+    return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
+
+
+_HTML.filters["whole_flags"] = _whole_flags
 _HTML.filters["svg"] = plot_svg
 _HTML.filters["gains_svg"] = gains_svg
 # The file that says what a run decided, and the heading of such runs.

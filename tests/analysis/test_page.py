@@ -126,6 +126,14 @@ def test_text_comes_out_as_it_went_in(tmp_path):
     assert len(shown) == 10
 
 
+def test_a_flag_in_the_summary_is_not_broken_at_a_hyphen(tmp_path):
+    html, page = written_page(tmp_path, summary="judge <a--b>, then give --data=a-b, or --split")
+    whole = [text for tag, text in page.texts if tag == "span"]
+    assert whole == ["--data", "--split"]
+    assert "judge &lt;a--b&gt;, then give" in html
+    assert ".flag { white-space: nowrap; }" in html
+
+
 def test_lone_surrogates_are_written(tmp_path):
     _, page = written_page(tmp_path, summary="\ud800 query")
     assert "? query" in page.texts_in("p")

@@ -21,8 +21,9 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode
 from cocondenser_jax.representation import POOLINGS, Representation
-from cocondenser_jax.retrieval.models import pooling_of, tower_folder, towers
+from cocondenser_jax.retrieval.models import pooling_of, towers
 from cocondenser_jax.retrieval.same_vectors import require_same_vectors
+from cocondenser_jax.storage.model_folder import tower_folder
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
 

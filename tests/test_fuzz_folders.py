@@ -26,7 +26,8 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.quickstart.backends import open_model, require_same_reading
 from cocondenser_jax.representation import passage_prompt, query_prompt
 from cocondenser_jax.retrieval.encode import Encoding, load_encoder
-from cocondenser_jax.retrieval.models import load_as, max_tokens, pooled_size
+from cocondenser_jax.retrieval.lengths import max_tokens
+from cocondenser_jax.retrieval.models import load_as, pooled_size
 from cocondenser_jax.storage.model_folder import (
     linked_folder,
     read_representation,

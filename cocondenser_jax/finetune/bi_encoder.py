@@ -35,7 +35,8 @@ from cocondenser_jax.representation import (
     is_falling,
     title_separator,
 )
-from cocondenser_jax.retrieval.models import load_as, require_lengths
+from cocondenser_jax.retrieval.lengths import require_lengths
+from cocondenser_jax.retrieval.models import load_as
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import read_representation
 

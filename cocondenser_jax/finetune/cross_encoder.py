@@ -19,7 +19,8 @@ from cocondenser_jax.finetune.training_data import (
     TrainingData,
     read_training,
 )
-from cocondenser_jax.retrieval.models import SHORTEST_PAIR, load_cross_encoder, require_lengths
+from cocondenser_jax.retrieval.lengths import SHORTEST_PAIR, require_lengths
+from cocondenser_jax.retrieval.models import load_cross_encoder
 
 
 class CrossEncoderSettings(NamedTuple):

@@ -33,7 +33,8 @@ from cocondenser_jax.pretrain.probe import measure_vectors
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.quickstart.steps import pretrain_model
 from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
-from cocondenser_jax.retrieval.models import max_tokens, towers
+from cocondenser_jax.retrieval.lengths import max_tokens
+from cocondenser_jax.retrieval.models import towers
 from cocondenser_jax.retrieval.same_vectors import require_same_vectors
 from cocondenser_jax.storage.files import read_object
 from cocondenser_jax.storage.model_folder import read_representation

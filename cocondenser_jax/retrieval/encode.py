@@ -43,12 +43,12 @@ from cocondenser_jax.retrieval.embeddings import (
 )
 from cocondenser_jax.retrieval.finite import require_finite
 from cocondenser_jax.retrieval.gpus import with_gpus
+from cocondenser_jax.retrieval.lengths import require_lengths
 from cocondenser_jax.retrieval.models import (
     Precision,
     load_as,
     model_sha256,
     passage_tokens,
-    require_lengths,
     towers,
     uses_bfloat16,
 )

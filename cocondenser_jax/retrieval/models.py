@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import hashlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +16,7 @@ from sentence_transformers.sentence_transformer.modules import (
     Router,
     Transformer,
 )
-from transformers import AutoConfig
 
-from cocondenser_jax.backbones import first_position
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,
@@ -29,6 +26,12 @@ from cocondenser_jax.representation import (
 )
 from cocondenser_jax.retrieval.cut import cut_output
 from cocondenser_jax.retrieval.finite import are_finite
+from cocondenser_jax.retrieval.lengths import (
+    SHORTEST_PAIR,
+    limit_tokens,
+    max_tokens,
+    require_within,
+)
 from cocondenser_jax.retrieval.loading import (
     NO_CODE,
     NO_OTHER_CODE,
@@ -40,19 +43,16 @@ from cocondenser_jax.retrieval.loading import (
 from cocondenser_jax.storage.files import file_sha256
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import (
-    ROUTER,
     files_of_vectors,
     is_cross_encoder,
-    network_folder,
+    network_folders,
     read_representation,
+    tower_folder,
 )
 from cocondenser_jax.storage.module_files import MODULES
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
-SHORTEST_TEXT = 3  # tokens, those around a text included
-SHORTEST_PAIR = 8
-_TOWERS = ("query", "document")
 # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
 _DTYPE = {"dtype": "float32"}
 
@@ -117,7 +117,7 @@ def load_as(
         # Nor does it write there that texts are lowered before the tokenizer gets them.
         tower.config_keys = [*tower.config_keys, "model_kwargs", "do_lower_case"]
         require_rows(tower, folder)
-        _limit_tokens(tower, query_length, passage_length, folder)
+        limit_tokens(tower, query_length, passage_length, folder)
     _apply(representation, model, folder)
     with loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
         vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
@@ -194,7 +194,7 @@ def load_cross_encoder(
         )
     require_rows(backbone, folder)
     limit = max_tokens(backbone.config)
-    _require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
+    require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
     model = CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
     # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
@@ -266,16 +266,6 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
     return first if all(isinstance(tower, Transformer) for tower in first.values()) else {}
 
 
-def tower_folder(folder: Path, name: str) -> Path:
-    """Returns the folder of the weights of an encoder that `towers` names."""
-    return folder / f"{name}_0_Transformer" if name else network_folder(folder)
-
-
-def _network_folders(folder: Path) -> list[Path]:
-    names = _TOWERS if (folder / ROUTER).is_file() else ("",)
-    return [tower_folder(folder, name) for name in names]
-
-
 def pooling_of(model: SentenceTransformer) -> str | None:
     """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
     modes = [_mode(layer) for layer in model.modules() if isinstance(layer, Pooling)]
@@ -321,7 +311,7 @@ def model_sha256(folder: Path) -> str:
 
 
 def _open_bi_encoder(folder: Path, representation: Representation) -> SentenceTransformer:
-    networks = _network_folders(folder)
+    networks = network_folders(folder)
     for network in networks:
         require_loadable(network)
     kwargs = model_kwargs(networks[0]) | _DTYPE
@@ -337,66 +327,3 @@ def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
     """Keeps training from looking up what a model card says, on the hub and among the texts."""
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False
-
-
-def _limit_tokens(
-    tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
-) -> None:
-    limit = max_tokens(tower.config)
-    # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
-    # before the first position too.
-    if limit < sys.maxsize:
-        tower.max_seq_length = tower.max_seq_length or limit
-        for name in ("max_seq_length", "query_length", "document_length"):
-            said = getattr(tower, name)
-            if said is None or said <= limit:
-                continue
-            if not _has_position_table(tower):  # the library would read them all
-                raise UserError(
-                    f"{folder} says of {name} {said}, but its config.json that there are {limit}"
-                    " positions"
-                )
-            setattr(tower, name, limit)
-    for name, length in (("query_length", query_length), ("passage_length", passage_length)):
-        if length is not None:
-            _require_within(name, length, (SHORTEST_TEXT, limit), folder)
-            setattr(tower, name.replace("passage", "document"), length)
-
-
-def require_lengths(
-    folder: Path, lengths: Mapping[str, int | None], least: int = SHORTEST_TEXT
-) -> None:
-    """Raises a UserError for texts longer than a model reads, or too short, without loading it.
-
-    Args:
-      folder: see `load_retriever`; or of a cross-encoder.
-      lengths: in tokens, by the name of the flag or setting that says them; None: not said.
-      least: the shortest, in tokens.
-    """
-    folder = find_folder(folder)
-    for network in _network_folders(folder):
-        require_loadable(network)
-        with loading(network, "transformer"):
-            config = AutoConfig.from_pretrained(network, **NO_CODE)
-        for name, length in lengths.items():
-            _require_within(name, length, (least, max_tokens(config)), folder)
-
-
-def _require_within(name: str, length: int | None, limits: tuple[int, int], folder: Path) -> None:
-    least, most = limits
-    if length is not None and not least <= length <= most:
-        raise UserError(f"{name}={length}: expected {least} to {most} tokens for {folder}")
-
-
-def _has_position_table(tower: Transformer) -> bool:
-    """Returns whether positions are rows of a table, beyond which nothing can be read."""
-    network: Any = tower.auto_model
-    return any(name.endswith("position_embeddings.weight") for name in network.state_dict())
-
-
-def max_tokens(config: Any) -> int:
-    """Returns how many tokens the network of a config can read; with relative positions, any."""
-    if not hasattr(config, "max_position_embeddings"):
-        return sys.maxsize
-    offset = first_position(config.model_type, getattr(config, "pad_token_id", None))
-    return int(config.max_position_embeddings) - offset

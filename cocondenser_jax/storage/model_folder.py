@@ -77,6 +77,17 @@ def network_folder(folder: Path) -> Path:
     return folder / network_path(modules)
 
 
+def tower_folder(folder: Path, name: str) -> Path:
+    """Returns the folder of the weights of a tower: "query", "document", or "" for the only one."""
+    return folder / f"{name}_0_Transformer" if name else network_folder(folder)
+
+
+def network_folders(folder: Path) -> list[Path]:
+    """Returns the folder of each tower's weights: that of queries first, where there are two."""
+    names = ("query", "document") if (folder / ROUTER).is_file() else ("",)
+    return [tower_folder(folder, name) for name in names]
+
+
 def lowers_case(folder: Path) -> bool:
     """Returns whether sentence-transformers lowers the case of a text before the tokenizer does."""
     modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval import encode, models
+from cocondenser_jax.retrieval import encode
 from cocondenser_jax.retrieval.encode import Encoding
 from cocondenser_jax.workers import Engine
 
@@ -38,16 +38,6 @@ def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(beir
         with pytest.raises(UserError, match=f"{place} already exists"):
             encode.encode_corpus(Encoding(Path("/nowhere")), beir, place, engine=engine)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_model):
-    models.require_lengths(model_folder, {"--passage_length": 64, "--other": None})
-    roberta = make_model("Roberta")  # its positions start behind that of padding
-    models.require_lengths(roberta, {"--passage_length": 63})
-    with pytest.raises(UserError, match=r"^--passage_length=64: expected 3 to 63"):
-        models.require_lengths(roberta, {"--passage_length": 64})
-    with pytest.raises(UserError, match=r"^--passage_length=7: expected 8 to 63"):
-        models.require_lengths(roberta, {"--passage_length": 7}, least=8)
 
 
 def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(

@@ -29,6 +29,7 @@ from cocondenser_jax.collection.folder import (
     read_split,
 )
 from cocondenser_jax.collection.trec import Qrels, read_run, write_run
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.quickstart.sample import read_sampled
 from cocondenser_jax.quickstart.steps import make_once, seconds_of, timed
 from cocondenser_jax.quickstart.trial import STARTED, Trial
@@ -40,7 +41,7 @@ from cocondenser_jax.retrieval.models import model_sha256
 from cocondenser_jax.retrieval.opening import open_cut, open_index
 from cocondenser_jax.retrieval.search import retrieve
 from cocondenser_jax.retrieval.terms import LANGUAGE
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.storage.files import read_object, write_json
 from cocondenser_jax.storage.runs import start_or_compare
 
 logger = logging.getLogger(__name__)
@@ -241,6 +242,7 @@ def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) 
     if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
         with timed(workdir, embeddings):
             encode_corpus(Encoding(model.folder), trial.passages, embeddings)
+        _require_same_passages(workdir, trial, embeddings)
     make_once(workdir, dense, rank_by_vectors, embeddings, model.folder, trial)
     fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)
     manifest = read_manifest(embeddings)
@@ -263,6 +265,17 @@ def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) 
         )
         entries.append(part)
     return entries
+
+
+def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> None:
+    """Raises a UserError if other passages were encoded than the comparison began with."""
+    expected = read_object(workdir / STARTED)["data"]["corpus"]
+    # A sample is a copy in the workdir.
+    if trial.n_passages is None and read_manifest(embeddings).corpus_sha256 != expected:
+        raise UserError(
+            f"{trial.passages} has changed while it was compared: remove {workdir}, and compare"
+            " again"
+        )
 
 
 def _search_cut(trial: Trial, model: Path, size: int, out: Path) -> None:

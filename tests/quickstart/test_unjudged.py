@@ -201,6 +201,24 @@ def test_a_folder_without_judgments_is_compared_in_the_same_way(
     assert {*read_queries(tmp_path / "new" / "to_judge")} <= {*read_queries(data / "data")}
 
 
+def test_passages_that_change_between_two_rankings_are_an_error(
+    command, data, tmp_path, monkeypatch, capsys
+):
+    folder = shutil.copytree(data / "data", tmp_path / "data")
+    encode_corpus = comparison.encode_corpus
+
+    def change(*arguments):
+        with (folder / "corpus.jsonl").open("a") as file:
+            file.write('{"_id": "new", "title": "", "text": "one more"}\n')
+        return encode_corpus(*arguments)
+
+    monkeypatch.setattr(comparison, "encode_corpus", change)
+    words = [*command[:2], f"--corpus={folder}", *command[3:], f"--workdir={tmp_path / 'new'}"]
+    assert main(words) == 2
+    assert f"{folder} has changed while it was compared: remove" in capsys.readouterr().err
+    assert not [*(tmp_path / "new").rglob("dense.trec")]
+
+
 def test_of_a_long_log_some_queries_are_ranked(
     finished, command, data, tmp_path, monkeypatch, capsys
 ):

@@ -21,11 +21,13 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.cli.output import print_metrics
 
+_CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {SOURCE}")
+
 
 @command(
     "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
     *RUN_OF_DATA,
-    flag("--corpus", CORPUS, f"passages (default: those of --data): {SOURCE}"),
+    _CORPUS,
     IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
@@ -85,6 +87,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     required("--model", Path, "the cross-encoder: a folder or Hub name"),
     required("--run", Path, "TREC run to score"),
     *RUN_OF_DATA,
+    _CORPUS,
     flag("--batch_size", COUNT, "pairs per forward pass", default=64),
     PRECISION,
     flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
@@ -98,6 +101,7 @@ def rerank(
     run_out,
     depth,
     json_out,
+    corpus,
     batch_size,
     precision,
     with_positives,
@@ -113,6 +117,7 @@ def rerank(
         depth=depth,
         with_positives=with_positives,
         ignore_identical_ids=ignore_identical_ids,
+        corpus=corpus,
     )
     metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
     print_metrics(metrics, json_out)

@@ -35,12 +35,18 @@ _SHOWN = 60  # characters of a text in a message
 class Candidates(NamedTuple):
     """The passages that are scored: the first of a run, for queries of a data folder."""
 
-    data: Path  # holds queries and passages
+    data: Path  # holds queries and passages; or queries alone, and may be a file of them
     run: Path  # the first stage's TREC run
     split: str | None = None  # the one with the run's queries; None: any query of the folder
     depth: int = 100  # passages of the run, per query; those below are not in the new run
     with_positives: bool = False  # each query's relevant passages too, which the run may not have
     ignore_identical_ids: bool = False  # without passages of the run that have their query's id
+    corpus: str | Path | None = None  # see `read_corpus`; None: the passages of `data`
+
+    @property
+    def passages(self) -> str | Path:
+        """What `read_corpus` reads."""
+        return self.data if self.corpus is None else self.corpus
 
 
 def rerank(
@@ -67,6 +73,8 @@ def rerank(
     """
     if candidates.with_positives and candidates.split is None:
         raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
+    if candidates.passages == candidates.data and candidates.data.is_file():
+        raise UserError(f"{candidates.data} has queries alone: give their passages (--corpus)")
     named = _read_names(candidates)  # a mistake in them need not wait for the model
     model = load_cross_encoder(model_folder)
     passages, pairs = _read_pairs(candidates, named)
@@ -134,7 +142,7 @@ def _read_pairs(
     sources = [(candidates.run, named.first)]
     if candidates.with_positives and candidates.split is not None:
         sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
-    named_passages = read_named(candidates.data, *sources)
+    named_passages = read_named(candidates.passages, *sources)
     texts = {name: passage_text(passage) for name, passage in named_passages.items()}
     both = texts.keys() & named.queries.keys()
     own = {name for name in both if is_same_text(named.queries[name], texts[name])}

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,18 @@ def test_mistakes_get_one_line(place, cross_encoder, tmp_path, capsys):
         assert error.startswith("cocondenser: ")
         assert says in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.effect("rerank --corpus")
+def test_passages_beside_a_file_of_queries(place, cross_encoder, tmp_path, capsys):
+    data = Path(shutil.copytree(place / "data", tmp_path / "data"))
+    files = [f"--model={cross_encoder}", f"--run={place}/pool.trec"]
+    expected, found = tmp_path / "expected.trec", tmp_path / "found.trec"
+    assert main(["rerank", *files, f"--data={data}", f"--run_out={expected}"]) == 0
+    passages = (data / "corpus.jsonl").rename(tmp_path / "passages.jsonl")
+    command = ["rerank", *files, f"--data={data}/queries.jsonl", f"--run_out={found}"]
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "has queries alone: give their passages (--corpus)" in capsys.readouterr().err
+    assert main([*command, f"--corpus={passages}"]) == 0
+    assert found.read_bytes() == expected.read_bytes()

@@ -133,7 +133,10 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
     """Writes a page on run folders of pre-training or fine-tuning."""
     for folder in workdirs:
         if not any((folder / name).is_file() for name in _KINDS):
-            raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(_KINDS)}")
+            page = folder / "report.html"  # of adapt, compare or quickstart
+            hint = f"; the command that made it wrote {page}" if page.is_file() else ""
+            lacks = " and no ".join(_KINDS)
+            raise UserError(f"{folder} is not a run folder: it has no {lacks}{hint}")
     by_name = {str(folder): folder for folder in workdirs}
     write_report(out, "Runs", ", ".join(by_name), by_name)
 

@@ -79,6 +79,11 @@ def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):
     said = f"cocondenser: {tmp_path} is not a run folder: it has no run.json and no finetune.json\n"
     assert capsys.readouterr().err == said
     assert not out.exists()
+    page = tmp_path / "report.html"  # as adapt and compare write it
+    page.write_text("")
+    assert main(["report", f"--workdir={tmp_path}", f"--out={out}"]) == 2
+    hint = f"; the command that made it wrote {page}\n"
+    assert capsys.readouterr().err == said.replace("\n", hint)
 
 
 def test_p_of_a_comparison_is_corrected_for_its_rows():

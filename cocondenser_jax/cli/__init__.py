@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import click
@@ -92,16 +92,47 @@ def _run(words: list[str]) -> int:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
             signal.signal(number, _end)
     try:
-        with PROGRAM.make_context("cocondenser", words) as context:
+        with _ended_after_all(), PROGRAM.make_context("cocondenser", words) as context:
             return PROGRAM.invoke(context) or 0
     except click.exceptions.Exit as end:  # after --help
         return end.exit_code
 
 
+class _Ended(SystemExit):
+    """What a signal ends the command by."""
+
+
 def _end(number: int, frame: FrameType | None) -> None:
     """Ends the command by an exception, so that nothing half-made stays."""
     signal.signal(number, signal.SIG_DFL)  # the next signal ends it at once
-    raise SystemExit(128 + number)
+    raise _Ended(128 + number)
+
+
+@contextlib.contextmanager
+def _ended_after_all() -> Iterator[None]:
+    """Raises an `_Ended` again that Python ignored: one in a callback of the garbage collector.
+
+    JAX (0.10.2) has such a callback. The exception comes again a moment later, from outside of it.
+    """
+    report = sys.unraisablehook
+
+    def hook(ignored: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(ignored.exc_value, _Ended):
+            report(ignored)
+            return
+        status = ignored.exc_value.code
+        signal.signal(signal.SIGALRM, lambda *_: _raise(_Ended(status)))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _report_usage(error: click.UsageError) -> int:

@@ -1,9 +1,11 @@
 """How a command ends when its surroundings fail: one line, and nothing half-made."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,33 @@ def test_a_signal_leaves_nothing_half_made(
         signal.signal(number, before)
     assert status == 128 + number
     assert not any((tmp_path / "stores").iterdir())
+
+
+def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost(monkeypatch, command, capsys):
+    """Python ignores what is raised there, and JAX has such a callback."""
+
+    def collect(*arguments):
+        def send(phase, info):
+            gc.callbacks.remove(send)
+            signal.raise_signal(signal.SIGTERM)
+
+        gc.callbacks.append(send)
+        gc.collect()
+        time.sleep(5)
+        pytest.fail("the signal was lost")
+
+    monkeypatch.setattr(build, "cut_documents", collect)
+    before = [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTERM, signal.SIGALRM)]
+    hook = sys.unraisablehook
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGALRM, before[1])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert sys.unraisablehook is hook
+    assert "ignored" not in capsys.readouterr().err
 
 
 def test_what_may_not_be_read_is_one_line(monkeypatch, capsys):

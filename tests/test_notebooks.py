@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retrieval.models import load_retriever
-from tests.world import TINY, as_flags
+from tests.world import TINY, as_flags, write_tokenizer
 
 nbformat = pytest.importorskip("nbformat", reason="make docs installs and runs the notebooks")
 nbclient = pytest.importorskip("nbclient", reason="make docs installs and runs the notebooks")
@@ -35,8 +36,10 @@ def run_notebook(name, folder, parameters):
 
 
 def test_adapt_on_a_laptop(tmp_path, make_model):
+    texts = [text for _, text in read_docstrings(["click"])]
+    folder = write_tokenizer(make_model(vocab_size=400), texts, 400)
     model = tmp_path / "model"
-    load_retriever(make_model(), given=Given("mean", "dot")).save_pretrained(str(model))
+    load_retriever(folder, given=Given("mean", "dot")).save_pretrained(str(model))
     settings = ["--config.train.steps=2", "--config.data.length=32", "--config.probe.every=2"]
     parameters = {"MODEL": str(model), "PACKAGES": ["click"], "SETTINGS": settings}
     printed = run_notebook("adapt_on_a_laptop", tmp_path, parameters)

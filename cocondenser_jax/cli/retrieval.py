@@ -307,6 +307,6 @@ def retrieve(
     )
     warn_of_missing(count_passages(opened, relevant), relevant, split)
     metrics = retrieve(
-        opened, asked.queries, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
+        opened, asked, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
     )
     print_metrics(metrics, json_out)

@@ -94,16 +94,20 @@ def warn_of_own_results(run: Mapping[str, Collection[str]], own: Collection[str]
 
 
 def watch_own_results(
-    results: Results, find_own: Callable[[Sequence[str]], Collection[str]]
+    results: Results, find_own: Callable[[Sequence[str]], Collection[str]], qrels: Qrels
 ) -> Results:
     """Yields results; does what `warn_of_own_results` does after the last.
 
-    `find_own` gets the queries that have a result with their own id, and returns those of them that
-    are passages.
+    Args:
+      results: of each query.
+      find_own: gets queries that have a result with their own id, and returns those of them that
+        are passages.
+      qrels: the judgments; a query that is judged to find its own id is not among them.
     """
+    answers = {*own_answers(qrels)}
     found: dict[str, Sequence[str]] = {}  # only what has the query's id
     for query, scores in results:
-        found[query] = [query] if query in scores else ()
+        found[query] = [query] if query in scores and query not in answers else ()
         yield query, scores
     warn_of_own_results(found, find_own([query for query, own in found.items() if own]))
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from cocondenser_jax.analysis.changes import Changes, Judged, Ranking, find_changes, measure
 from cocondenser_jax.analysis.report import Evaluation, ResultRow, result_rows
 from cocondenser_jax.collection.folder import (
-    read_queries,
+    read_asked,
     read_split,
 )
 from cocondenser_jax.collection.trec import Qrels, read_run, write_run
@@ -280,8 +280,8 @@ def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> Non
 
 def _search_cut(trial: Trial, model: Path, size: int, out: Path) -> None:
     index = open_cut(out.parent / "embeddings", model, size)
-    queries = read_queries(trial.data, trial.ranked_split)
-    retrieve(index, queries, out, ignore_identical_ids=trial.ignore_identical_ids)
+    asked = read_asked(trial.data, trial.ranked_split)
+    retrieve(index, asked, out, ignore_identical_ids=trial.ignore_identical_ids)
 
 
 def _fuse(bm25: Path, dense: Path, out: Path) -> None:
@@ -304,7 +304,5 @@ def _write_bm25_run(trial: Trial, out: Path) -> None:
 
 def rank_by_vectors(index: Path, model: Path, trial: Trial, out: Path) -> None:
     """Writes what the vectors of an index, or of embeddings, find for the queries."""
-    queries = read_queries(trial.data, trial.ranked_split)
-    retrieve(
-        open_index(index, model), queries, out, ignore_identical_ids=trial.ignore_identical_ids
-    )
+    asked = read_asked(trial.data, trial.ranked_split)
+    retrieve(open_index(index, model), asked, out, ignore_identical_ids=trial.ignore_identical_ids)

@@ -131,7 +131,7 @@ def write_bm25_run(
             f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
             " passage of the same id, which is left out",
         )
-    write_results(run_out, watch_own_results(results, own.intersection))
+    write_results(run_out, watch_own_results(results, own.intersection, qrels))
     warn_of_missing(len(found), relevant, split)
     seconds = time.perf_counter() - start
     return {"queries": len(queries), "seconds_with_indexing": seconds}

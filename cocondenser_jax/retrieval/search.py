@@ -14,7 +14,7 @@ import pyarrow.compute  # type: ignore[import-untyped]
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from cocondenser_jax.collection.folder import passage_text
+from cocondenser_jax.collection.folder import Asked, passage_text
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.own_passages import is_same_text, watch_own_results
 from cocondenser_jax.collection.trec import Results, Run, require_any, write_results
@@ -53,22 +53,24 @@ class Hit(NamedTuple):
 
 def retrieve(
     index: Index,
-    queries: Mapping[str, str],
+    asked: Asked,
     run_out: Path,
     depth: int = 100,
     *,
     ignore_identical_ids: bool = False,
 ) -> dict[str, float]:
-    """Searches for queries (id → text) and writes a TREC run; see `search_run_timed`.
+    """Searches for queries and writes a TREC run; see `search_run_timed`.
 
     Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
     Returns the numbers of queries and passages, and the seconds that encoding the queries and
     searching took.
     """
+    queries, qrels = asked
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
     none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
     results = require_any(results, none_found)
-    write_results(run_out, watch_own_results(results, partial(_own_passages, index, queries)))
+    find_own = partial(_own_passages, index, queries)
+    write_results(run_out, watch_own_results(results, find_own, qrels))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value

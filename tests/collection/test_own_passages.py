@@ -105,7 +105,10 @@ def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused
     asked(tmp_path / "queries.jsonl", None)  # a file, of queries alone
 
 
-def test_results_are_watched_as_they_come(caplog):
+@pytest.mark.parametrize(
+    ("qrels", "asked_of"), [({}, ["a", "b"]), ({"b": {"b": 1, "a": 0}, "a": {"a": 0}}, ["a"])]
+)
+def test_results_are_watched_as_they_come(qrels, asked_of, caplog):
     results = [("a", {"b": 2.0, "a": 1.0}), ("b", {"b": 1.0}), ("c", {"a": 1.0}), ("d", {})]
     asked = []
 
@@ -113,9 +116,9 @@ def test_results_are_watched_as_they_come(caplog):
         asked.append(names)
         return {"a"}
 
-    watched = own_passages.watch_own_results(iter(results), find_own)
+    watched = own_passages.watch_own_results(iter(results), find_own, qrels)
     assert next(iter(watched)) == results[0]
     assert not asked
     assert list(watched) == results[1:]
-    assert asked == [["a", "b"]]
+    assert asked == [asked_of]
     assert "1 of 4 queries have a result with their own id" in caplog.text

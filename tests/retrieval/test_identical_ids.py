@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_corpus
+from cocondenser_jax.collection.folder import Asked, read_corpus
 from cocondenser_jax.collection.trec import read_run, write_run
 from cocondenser_jax.retrieval import bm25, opening, search
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
@@ -57,7 +57,8 @@ def test_a_line_says_how_many_queries_find_themselves(
     queries["d5"] = passages[6].text  # numbered alike by chance
     opened = opening.open_index(embeddings, model_folder)
     out = tmp_path / "run.trec"
-    search.retrieve(opened, queries, out, len(passages), ignore_identical_ids=ignore)
+    asked = Asked(queries, {})
+    search.retrieve(opened, asked, out, len(passages), ignore_identical_ids=ignore)
     found = [r.getMessage() for r in caplog.records if "their own id" in r.getMessage()]
     assert [line.partition(" have")[0] for line in found] == ([] if ignore else ["2 of 4 queries"])
 
@@ -87,6 +88,23 @@ def test_where_queries_are_passages_they_do_not_find_themselves(
         assert runs[1][query][: len(others)] == others
         assert query not in runs[1][query]
     assert any(query in found for query, found in runs[0].items())
+
+
+@pytest.mark.parametrize("program", ["bm25", "retrieve"])
+@pytest.mark.parametrize(("grade", "warned"), [(0, True), (1, False)])
+def test_queries_that_are_judged_to_find_themselves_are_not_warned_of(
+    program, grade, warned, embeddings, model_folder, beir, tmp_path, caplog
+):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    texts = {passage.id: passage.text for passage in read_corpus(beir)}
+    write_records(folder / "queries.jsonl", [{"_id": "d3", "text": texts["d3"]}])
+    write_qrels(folder / "qrels" / "own.tsv", {"d3": {"d3": grade, "d4": 1}})
+    command = [program, f"--data={folder}", "--split=own", f"--run_out={tmp_path}/run"]
+    if program == "retrieve":
+        command += [f"--embeddings={embeddings}", f"--model={model_folder}"]
+    assert main(command) == 0
+    assert "d3" in read_run(tmp_path / "run")["d3"]
+    assert ("have a result with their own id" in caplog.text) is warned
 
 
 RUNS = {

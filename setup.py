@@ -30,7 +30,7 @@ RETRIEVAL = [
 ]
 LORA = ["peft>=0.18"]
 TENSORBOARD = ["tensorboard>=2.20"]
-REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5"]
+REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5", "MarkupSafe>=3"]
 # What papers/ and experiments/ read, in the repository only.
 PAPERS = ["ijson>=3.5", "PyYAML>=6.0.2"]
 TFDS = [

@@ -25,7 +25,7 @@ EXTRAS = {
         "torch",
     ),
     "lora": ("peft",),
-    "report": ("jinja2", "matplotlib"),
+    "report": ("jinja2", "markupsafe", "matplotlib"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),

@@ -143,8 +143,10 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     assert [line["step"] for line in expected] == [1, 2, 3, 4, 4, 5, 6, 6]
     for mine, theirs in zip(expected, losses(tmp_path / "of-host-0"), strict=True):
         assert theirs.keys() == mine.keys()
-        # The vectors are hardly trained and almost equal: rounding decides their ranks.
-        for name in mine.keys() - {"input_wait_share", "probe/positive_mrr"}:
+        for name in mine.keys() - {"input_wait_share"}:
+            # The vectors are hardly trained and almost equal: rounding decides their ranks.
+            if name.startswith("probe/positive_"):
+                continue
             assert theirs[name] == pytest.approx(mine[name], rel=1e-5, abs=1e-8), name
     mine, theirs = (load_run(tmp_path / name)[1] for name in ("alone", "of-host-0"))
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):

@@ -118,7 +118,8 @@ def nearest_in_torch(
     rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
     first_row = 0
     for block_NxD in float_blocks(_bar(shards, len(queries_QxD)), check):
-        block_DxN = torch.from_numpy(block_NxD).to(device).T
+        # A shard is mapped read-only, which `from_numpy` warns of.
+        block_DxN = torch.tensor(block_NxD, device=device).T
         for part in _parts(len(queries)):
             # PyTorch multiplies float32 in full unless told otherwise: not in TF32.
             scores_QxN = queries[part] @ block_DxN

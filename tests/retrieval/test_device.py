@@ -33,6 +33,7 @@ def gpu(monkeypatch):
     return used
 
 
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 @pytest.mark.effect("retrieve --device")
 def test_a_gpu_finds_what_the_cpu_finds(encoded, model_folder, beir, gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(exact, "_BLOCK_ROWS", 10)

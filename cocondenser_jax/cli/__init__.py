@@ -121,7 +121,11 @@ def _ended_after_all() -> Iterator[None]:
             report(ignored)
             return
         status = ignored.exc_value.code
-        signal.signal(signal.SIGALRM, lambda *_: _raise(_Ended(status)))
+
+        def end_again(number: int, frame: FrameType | None) -> None:
+            raise _Ended(status)
+
+        signal.signal(signal.SIGALRM, end_again)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
 
     sys.unraisablehook = hook
@@ -129,10 +133,6 @@ def _ended_after_all() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = report
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 def _report_usage(error: click.UsageError) -> int:

@@ -3,13 +3,14 @@
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from cocondenser_jax.corpus.folders import is_accepted, require_not_read
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import read_object, require_writable
 from cocondenser_jax.workers import Engine, Executor
@@ -83,12 +84,15 @@ class _Command(click.Command):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Calls the command's function, unless it would replace a file that another flag names."""
+        """Calls the command's function, unless a file to write is one that it reads, or would."""
+        read = [ctx.params[str(each.name)] for each in self.params if each.type is CORPUS]
+        sources = [source for value in read for source in _each(value)]
         for parameter in self.params:
             name = str(parameter.name)
             value = ctx.params[name]
             if parameter.type is OUTPUT_FILE and value is not None:
                 _require_own(name, value, ctx.params)
+                _require_not_read(value, sources)
         for parameter in self.params:
             if isinstance(parameter.type, _Named) or parameter is OVERRIDES:
                 name = str(parameter.name)
@@ -125,11 +129,24 @@ def _require_own(name: str, output: Path, values: Mapping[str, Any]) -> None:
     """Raises a UserError if another flag than `name` names the file that it writes."""
     target = os.path.realpath(output)
     for other, value in values.items():
-        paths = value if isinstance(value, tuple) else (value,)
-        for path in paths:
+        for path in _each(value):
             is_path = isinstance(path, Path) or (isinstance(path, str) and os.path.isfile(path))
             if other != name and is_path and os.path.realpath(path) == target:
                 raise UserError(f"--{name} and --{other} name the same file: {output}")
+
+
+def _require_not_read(output: Path, sources: Iterable[str]) -> None:
+    """Raises a UserError for a file that the next call would read as documents of a source."""
+    if is_accepted(output.name):
+        for source in sources:
+            require_not_read(source, output)
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    """Returns the values of a flag, which may be absent or repeated."""
+    if isinstance(value, tuple):
+        return value
+    return () if value is None else (value,)
 
 
 def command(
@@ -287,9 +304,14 @@ RUN_OF_DATA = (
     flag("--depth", COUNT, "passages per query", default=100),
     JSON_OUT,
 )
-_PRECISIONS = ("auto", "float32", "bfloat16")
-_AUTO = "number format; auto: bfloat16 if the GPU (encode: or CPU) supports it"
-PRECISION = flag("--precision", _PRECISIONS, _AUTO)
+
+
+def precision(chip: str) -> click.Option:
+    """Declares in what number format a model computes; `chip`: what "auto" asks for bfloat16."""
+    meaning = f"number format; auto: bfloat16 if the {chip} supports it"
+    return flag("--precision", ("auto", "float32", "bfloat16"), meaning)
+
+
 TASK = flag(
     "--task",
     _parse_task,

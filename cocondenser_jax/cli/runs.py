@@ -12,11 +12,11 @@ from cocondenser_jax.cli.flags import (
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
     OUTPUT_FILE,
-    PRECISION,
     RUN_OF_DATA,
     SOURCE,
     command,
     flag,
+    precision,
     required,
 )
 from cocondenser_jax.cli.output import print_metrics
@@ -89,7 +89,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     *RUN_OF_DATA,
     _CORPUS,
     flag("--batch_size", COUNT, "pairs per forward pass", default=64),
-    PRECISION,
+    precision("GPU"),
     flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
     IGNORE_IDENTICAL_IDS,
 )

@@ -58,8 +58,8 @@ def require_not_read(source: str | Path, out: Path) -> None:
         return
     if not any(name.startswith(".") for name in place.relative_to(top).parts):
         raise UserError(
-            f"{out} lies in the folder of the documents, {source}, where its files would be read as"
-            " documents: choose another place"
+            f"{out} lies in the folder of the documents, {source}, where it would be read as some:"
+            " choose another place"
         )
 
 

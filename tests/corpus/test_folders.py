@@ -176,11 +176,16 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        *(["adapt", "--corpus=docs", "--model=m", "--workdir=link/new"],),
-        *(["compare", "--corpus=docs", "--data=log.txt", "--model=m", "--workdir=docs"],),
-        *(["corpus", "--source=docs/", "--tokenizer=t", "--out=docs/new"],),
-        *(["corpus", "--source=docs", "--tokenizer=t", "--out=docs/b/new", "--tasks=2"],),
-        *(["vocabulary", "--source=pydocs", "--source=docs", "--out=docs/new"],),
+        "adapt --corpus=docs --model=m --workdir=link/new",
+        "compare --corpus=docs --data=log.txt --model=m --workdir=docs",
+        "corpus --source=docs/ --tokenizer=t --out=docs/new",
+        "corpus --source=docs --tokenizer=t --out=docs/b/new --tasks=2",
+        "corpus --source=docs --tokenizer=t --out=new --json_out=docs/new.md",
+        "vocabulary --source=pydocs --source=docs --out=docs/new",
+        "encode --corpus=docs --model=m --out=new --parquet=docs/b/new.parquet",
+        "bm25 --corpus=docs --data=log.txt --run_out=docs/new.tsv",
+        "rerank --corpus=docs --data=log.txt --model=m --run=r --run_out=link/new.txt",
+        "search --corpus=docs --query=a --json_out=docs/new.jsonl.gz",
     ],
 )
 def test_an_output_among_the_documents_is_refused(command, tmp_path, monkeypatch, capsys):
@@ -188,7 +193,7 @@ def test_an_output_among_the_documents_is_refused(command, tmp_path, monkeypatch
     write_tree(tmp_path, "docs/a.txt", "docs/b/c.txt", "log.txt")
     (tmp_path / "link").symlink_to("docs")
     monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
+    assert main(command.split()) == 2
     assert "lies in the folder of the documents, docs" in capsys.readouterr().err
     assert ids("docs") == ["a.txt:1", "b/c.txt:1"]
 
@@ -207,3 +212,10 @@ def test_an_output_elsewhere_is_not(tree, corpus, out, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(["corpus", f"--source={corpus}", "--tokenizer=gone", f"--out={out}"]) == 2
     assert "lies in the folder" not in capsys.readouterr().err
+
+
+def test_a_file_whose_kind_is_not_read_may_lie_among_the_documents(tmp_path, monkeypatch):
+    write_tree(tmp_path, "docs/a.txt", "docs/b/c.txt")
+    monkeypatch.chdir(tmp_path)
+    assert main(["search", "--corpus=docs", "--query=a", "--json_out=docs/found.json"]) == 0
+    assert ids("docs") == ["a.txt:1", "b/c.txt:1"]

@@ -79,7 +79,6 @@ def adapt(
     overrides,
 ):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
-    from cocondenser_jax.analysis.report import comparison_table
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.quickstart.adapt import Options, adapt
     from cocondenser_jax.representation import Given
@@ -93,8 +92,8 @@ def adapt(
     )
     prepare_libtpu()
     options = Options(given, backend, language, ignore_identical_ids, metric, test_passages)
-    rows, summary, search = adapt(workdir, corpus, model, data, overrides, options)
-    _print_outcome(workdir, comparison_table(rows) if rows else [], summary)
+    table, summary, search = adapt(workdir, corpus, model, data, overrides, options)
+    _print_outcome(workdir, table, summary)
     _print_retriever(workdir, search)
 
 

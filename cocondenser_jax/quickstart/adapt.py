@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.analysis.changes import Changes, first_of
 from cocondenser_jax.analysis.differences import Differences, most_different
-from cocondenser_jax.analysis.report import ResultRow, write_report
+from cocondenser_jax.analysis.report import ResultRow, comparison_table, write_report
 from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.collection.trec import Run
 from cocondenser_jax.corpus.folders import require_not_read
@@ -56,6 +56,7 @@ from cocondenser_jax.quickstart.backends import Name, open_model, require_same_r
 from cocondenser_jax.quickstart.comparison import (
     FUSION,
     Compared,
+    Outcome,
     RankedModel,
     changes_between,
     compare_models,
@@ -117,14 +118,6 @@ _STORE = "store"
 _UNSTARTED = "store.unstarted"  # the store, until the settings that it was made with are written
 
 
-class Adaptation(NamedTuple):
-    """What came of adapting a model."""
-
-    rows: list[ResultRow]  # of the comparison; none without judgments
-    summary: str  # a line that starts with "VERDICT: "
-    search: list[str]  # the flags of `search` for the best of what is in the folder
-
-
 class Options(NamedTuple):
     """What a user may say of a model beside its folder, of the texts, and of the test."""
 
@@ -146,7 +139,7 @@ def adapt(
     data: Path | None = None,
     overrides: Sequence[str] = (),
     options: Options = NO_OPTIONS,
-) -> Adaptation:
+) -> Outcome:
     """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
 
     Args:
@@ -335,7 +328,7 @@ def _save_blend(original: SentenceTransformer, trained: Path, alpha: float, out:
 
 def _leave_open(
     workdir: Path, title: str, models: Sequence[RankedModel], trial: Trial | None
-) -> Adaptation:
+) -> Outcome:
     """Keeps the model as published, without judgments; says what to judge where it has changed.
 
     Args:
@@ -351,10 +344,11 @@ def _leave_open(
         return _finish(workdir, title, f"unknown | {describe_form(to_judge)}", PUBLISHED)
     differences = compare_unjudged(workdir / TEST, trial, models, to_judge)
     verdict = " | ".join(["unknown", describe_form(to_judge), *queries_note(trial)])
-    return _finish(workdir, title, verdict, PUBLISHED, changes=differences)
+    outcome = _finish(workdir, title, verdict, PUBLISHED, changes=differences)
+    return outcome._replace(table=differences.table)
 
 
-def _conclude(workdir: Path, title: str, compared: Compared) -> Adaptation:
+def _conclude(workdir: Path, title: str, compared: Compared) -> Outcome:
     """Keeps the model that the verdict decides for."""
     verdict = judge(compared.rows)
     kept = ADAPTED if verdict.outcome == "helped" else PUBLISHED
@@ -362,10 +356,10 @@ def _conclude(workdir: Path, title: str, compared: Compared) -> Adaptation:
     changes = None
     if verdict.test is not None:
         changes = changes_between(compared, verdict.before, verdict.best)
-    adaptation = _finish(workdir, title, line, kept, compared.rows, changes)
+    outcome = _finish(workdir, title, line, kept, compared.rows, changes)
     retriever = RankedModel(kept, workdir / "retriever")
     search = search_flags(workdir / TEST, compared, verdict.winner, retriever)
-    return adaptation._replace(search=search)
+    return outcome._replace(table=comparison_table(compared.rows), search=search)
 
 
 def _finish(
@@ -375,7 +369,7 @@ def _finish(
     kept: str,
     rows: Sequence[ResultRow] = (),
     changes: Changes | Differences | None = None,
-) -> Adaptation:
+) -> Outcome:
     """Copies the model that is kept, and writes the report."""
     retriever, model = workdir / "retriever", workdir / kept / "model"
     if retriever.exists() and model_sha256(retriever) != model_sha256(model):
@@ -385,7 +379,7 @@ def _finish(
     summary = f"VERDICT: {verdict} | retriever/ is {kept}"
     workdirs = {ADAPTED: workdir / "pretraining"}
     write_report(workdir / "report.html", title, summary, workdirs, rows, changes)
-    return Adaptation([*rows], summary, [])
+    return Outcome([], summary, [])
 
 
 def _copy(folder: Path, out: Path) -> None:

@@ -7,7 +7,6 @@ also has report.html and, of the latter, to_judge/.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cocondenser_jax.analysis.report import (
     ResultRow,
@@ -19,6 +18,7 @@ from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, format_p, swap
 from cocondenser_jax.quickstart.comparison import (
+    Outcome,
     RankedModel,
     changes_between,
     compare_models,
@@ -33,14 +33,6 @@ from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import network_folder, read_representation
 from cocondenser_jax.storage.runs import lock_folder
-
-
-class Outcome(NamedTuple):
-    """What came of a comparison."""
-
-    table: list[list[str]]  # the heads first
-    summary: str  # a line that starts with "BEST: "
-    search: list[str]  # the flags of `search` for the best row; none where passages are a sample
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:

@@ -84,6 +84,14 @@ class Compared(NamedTuple):
     rankings: Mapping[str, Ranking]  # of the rows, by their names
 
 
+class Outcome(NamedTuple):
+    """What a command that compares ends with."""
+
+    table: list[list[str]]  # the heads first; nothing where nothing was compared
+    summary: str  # a line that starts with "BEST: " or "VERDICT: "
+    search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
+
+
 def ranking_name(model: str, is_fused: bool, part: str = "") -> str:
     """Returns the name of a ranking by a model's vectors, or of BM25's if there is no model."""
     if not model:

@@ -259,7 +259,9 @@ def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
     again = adapt(
         finished.judged, str(finished.corpus), str(finished.model), finished.data, SETTINGS
     )
-    assert [row.metrics for row in again.rows] == [row["metrics"] for row in before.values()]
+    assert [name for name, *_ in again.table[1:]] == [*before]
+    first = [f"{row['metrics']['nDCG@10']:.3f}" for row in before.values()]
+    assert [cells[1].split()[0] for cells in again.table[1:]] == first
     assert again.summary in finished.printed[finished.judged]
     assert not [m for m in caplog.messages if m.startswith("adapt: ")]
 

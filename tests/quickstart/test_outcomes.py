@@ -72,6 +72,7 @@ class Result(NamedTuple):
     workdir: Path
     agreement: dict[str, Any]  # as its file has it
     verdict: str  # the line that is printed
+    printed: list[str]  # all lines
 
 
 @pytest.fixture
@@ -85,7 +86,8 @@ def adapt_to(world, tmp_path, train_by, capsys):
         assert main(["adapt", *words, "--config.data.length=64", *flags]) == 0
         record = json.loads((workdir / "agreement.json").read_text())
         lines = capsys.readouterr().out.splitlines()
-        return Result(workdir, record, next(x for x in lines if x.startswith("VERDICT: ")))
+        verdict = next(x for x in lines if x.startswith("VERDICT: "))
+        return Result(workdir, record, verdict, lines)
 
     return run
 
@@ -187,6 +189,10 @@ def test_the_queries_to_judge_are_those_of_a_log(world, adapt_to, log):
     ]
     page = (result.workdir / "report.html").read_text()
     assert "Queries on which the rankings differ most" in page
+    assert result.printed[1].split()[:5] == ["first", "ten", "in", "common", "with"]
+    assert [line.split("  ")[0] for line in result.printed[2:7]] == [
+        f"{number} {row['name']}" for number, row in enumerate(rows, start=1)
+    ]
     # Judged, they decide, by the same vectors.
     header, *lines = (line.split("\t") for line in (folder / FORM).read_text().splitlines())
     for line in lines:

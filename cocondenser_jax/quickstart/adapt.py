@@ -45,6 +45,7 @@ from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.quickstart.agreement import (
     Sample,
+    as_written,
     choose_alpha,
     encode_texts,
     read_choice,
@@ -314,9 +315,10 @@ def _choose(
             {f"query-{query}": names for query, names in first_of(run, queries).items()}
             for run in runs
         ]
-        asked = {f"query-{query}": text for query, text in queries.items()}
-        chosen = {query: asked[query] for query in most_different(firsts[:2], N_QUERIES)}
         texts = {**passages, **written(passages)}
+        asked = {f"query-{query}": (text, texts[query]) for query, text in queries.items()}
+        different = most_different(firsts[:2], N_QUERIES)
+        chosen = {query: as_written(*asked[query]) for query in different}
         every = (Passage(name, "", text) for name, text in texts.items())
         write_to_judge(to_judge, every, chosen, firsts)
     write_choice(decision.choice, out)

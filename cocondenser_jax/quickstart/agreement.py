@@ -8,6 +8,7 @@ little: it is what training on pairs of its text improves, whatever happens to r
 """
 
 import logging
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -246,3 +247,24 @@ def written_texts(store: TokenStore, corpus: str, names: Iterable[str]) -> dict[
                 if np.array_equal(found.tokens, ids_1xL[0, : n_tokens_1[0]]):
                     texts[str(span)] = text
     return texts
+
+
+def as_written(piece: str, text: str) -> str:
+    """Returns the part of a text that was decoded as a piece; the piece, if there is none.
+
+    Decoding may lose capitals, accents, and signs that the vocabulary lacks, and adds spaces.
+    """
+    bare_L = [_bare(character) for character in text]
+    # The place of each letter of the bare text, and the end.
+    places = [place for place, bare in enumerate(bare_L) for _ in bare] + [len(text)]
+    wanted = r"\W*".join(map(regex.escape, _bare(piece)))
+    found = regex.search(wanted, "".join(bare_L))
+    if found is None:
+        return piece
+    return " ".join(text[places[found.start()] : places[found.end()]].split())
+
+
+def _bare(text: str) -> str:
+    """Returns a text without capitals, accents and white space."""
+    letters = unicodedata.normalize("NFD", text.casefold())
+    return "".join(x for x in letters if not (x.isspace() or unicodedata.category(x) == "Mn"))

@@ -13,6 +13,7 @@ from cocondenser_jax.quickstart import agreement as module
 from cocondenser_jax.quickstart.agreement import (
     Sample,
     agreement,
+    as_written,
     choose_alpha,
     dense_run,
     fused_ranking,
@@ -81,6 +82,22 @@ def test_texts_to_judge_are_as_the_corpus_has_them(tmp_path, words, model_folder
     # Of another corpus, nothing is taken for what was searched.
     changed = [record | {"text": record["text"].replace("a", "b")} for record in records]
     assert written_texts(store, str(write_records(tmp_path / "b.jsonl", changed)), ["7"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("piece", "text", "expected"),
+    [
+        ("don ' t panic ( yet )", "Oh. Don't panic (yet)! No", "Don't panic (yet)"),
+        ("of c + + code", "Some of C++—code", "of C++—code"),
+        ("cafe de la", "Au Café de  la\nGare", "Café de la"),
+        ("cafe", "Au Cafe\u0301 fin", "Cafe\u0301"),
+        ("weiter 龘 x", "weiter x", "weiter 龘 x"),
+        ("", "Some text", ""),
+        ("a", "", "a"),
+    ],
+)
+def test_a_query_is_as_its_text_has_it(piece, text, expected):
+    assert as_written(piece, text) == expected
 
 
 def ten_best(folder, sample):

@@ -146,6 +146,9 @@ def test_without_judgments_the_better_model_is_not_kept_until_it_is_judged(world
     written = "\n".join(passage.text for passage in read_corpus(world.data))
     assert all(passage.text in written for passage in read_corpus(folder))
     assert any(passage.text != passage.text.lower() for passage in read_corpus(folder))
+    asked = read_queries(folder).values()
+    assert not [query for query in asked if query not in written]
+    assert any(query != query.lower() for query in asked)
     with pytest.raises(AssertionError):  # a form without judgments is refused
         adapt_to(world.blind, world.seeing, f"--data={folder}")
     # A query asks for the passage that it is from, and BM25 finds its words there.

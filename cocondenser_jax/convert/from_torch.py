@@ -60,6 +60,7 @@ def load_folder(
     skip_from: int | None = None,
     representation: Representation | None = None,
     init_head_seed: int | None = None,
+    trains_mlm: bool = True,
 ) -> tuple[ModelConfig, Params]:
     """Reads a backbone and its Condenser head.
 
@@ -75,6 +76,7 @@ def load_folder(
         own.
       init_head_seed: the seed of a random Condenser head or MLM projection, where the folder has
         none; with None, that is an error.
+      trains_mlm: whether the MLM projection is trained; a random one is not warned of otherwise.
 
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
@@ -89,7 +91,7 @@ def load_folder(
         representation=representation,
     )
     tensors = _read_model(folder, config) | head
-    params = with_missing_head(folder, tensors, config, init_head_seed)
+    params = with_missing_head(folder, tensors, config, init_head_seed, trains_mlm=trains_mlm)
     others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
         logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
@@ -183,12 +185,18 @@ def _shape(
 
 
 def with_missing_head(
-    source: object, tensors: dict[str, np.ndarray], config: ModelConfig, seed: int | None
+    source: object,
+    tensors: dict[str, np.ndarray],
+    config: ModelConfig,
+    seed: int | None,
+    *,
+    trains_mlm: bool = True,
 ) -> Params:
     """Returns the Flax parameters of a model, of tensors by their PyTorch names.
 
     A Condenser head or an MLM projection that is missing altogether is drawn from the seed; None
-    forbids it. What the model does not have is left out.
+    forbids it. A warning names it, but not an MLM projection that will not be trained. What the
+    model does not have is left out.
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
@@ -200,7 +208,8 @@ def with_missing_head(
             raise UserError(
                 f"{source} has no {part}; --config.init_head=true starts with a new, random one"
             )
-        logger.warning("%s has no %s: starting with a random one (seed %d)", source, part, seed)
+        if trains_mlm or names is not mlm:
+            logger.warning("%s has no %s: starting with a random one (seed %d)", source, part, seed)
         new = to_tensors(init_params(config, seed), config)
         tensors = tensors | {name: new[name] for name in names}
     if missing := [name for name in shapes if name not in tensors]:

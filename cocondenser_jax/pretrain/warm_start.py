@@ -39,7 +39,13 @@ def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig,
     if not name:
         return new_model(experiment, store)
     seed = experiment.step.loss.seed if experiment.init_head else None
-    started = load_warm_start(name, experiment.network, seed, experiment.vectors)
+    started = load_warm_start(
+        name,
+        experiment.network,
+        seed,
+        experiment.vectors,
+        trains_mlm=experiment.batches.masked,
+    )
     _check_vocabulary(name, store)
     return started
 
@@ -63,6 +69,8 @@ def load_warm_start(
     network: Mapping[str, Any],
     init_head_seed: int | None,
     vectors: VectorSettings = OWN_VECTORS,
+    *,
+    trains_mlm: bool = True,
 ) -> tuple[ModelConfig, Any]:
     """Reads what a run starts from: one of our run folders, or a Hugging Face model.
 
@@ -73,7 +81,7 @@ def load_warm_start(
     `network`. Its vectors are its own, but for what `vectors` says.
 
     A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
-    forbids it.
+    forbids it. See `with_missing_head` for `trains_mlm`.
     """
     head = {name: network[name] for name in ("n_head_layers", "skip_from")}
     if _is_run(name_or_folder):
@@ -84,11 +92,14 @@ def load_warm_start(
             **head,
             representation=vectors.representation,
             init_head_seed=init_head_seed,
+            trains_mlm=trains_mlm,
         )
     if not (network["n_head_layers"] and model_config.n_head_layers):
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **head)
-        params = with_missing_head(name_or_folder, tensors, model_config, init_head_seed)
+        params = with_missing_head(
+            name_or_folder, tensors, model_config, init_head_seed, trains_mlm=trains_mlm
+        )
     for setting, value in head.items():
         if getattr(model_config, setting) != value:
             raise UserError(

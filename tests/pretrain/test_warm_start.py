@@ -143,6 +143,21 @@ def test_a_model_may_know_more_tokens_than_the_store(bert, store):
     first_model(resolve(config, opened), opened)
 
 
+@pytest.mark.parametrize(
+    ("objective", "is_trained"), [("mlm", True), ("cocondenser", True), ("contrastive", False)]
+)
+def test_a_random_mlm_projection_is_warned_of_where_it_is_trained(
+    folder, store, tmp_path, caplog, objective, is_trained
+):
+    start = write_tokenizer(write_retriever(folder, tmp_path / "start", "mean"), TEXTS)
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(start)
+    config.train.objective, config.init_head = objective, True
+    opened = open_store(store)
+    first_model(resolve(config, opened), opened)
+    assert ("no MLM projection: starting with a random one" in caplog.text) == is_trained
+
+
 @pytest.mark.effect("pretrain warm_start", "pretrain init_head")
 def test_an_experiment_names_what_its_run_starts_from(folder, store):
     (folder / "model.pt").unlink()

@@ -96,8 +96,8 @@ def finished(small, tmp_path_factory):
     warm_starts = []
     load_warm_start = warm_start.load_warm_start
 
-    def recorded(name_or_folder, *arguments):
-        model_config, params = load_warm_start(name_or_folder, *arguments)
+    def recorded(name_or_folder, *arguments, **options):
+        model_config, params = load_warm_start(name_or_folder, *arguments, **options)
         warm_starts.append((Path(name_or_folder).absolute(), params))
         return model_config, params
 

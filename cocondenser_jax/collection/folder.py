@@ -72,6 +72,19 @@ def is_unjudged(source: Path) -> bool:
     )
 
 
+def searched_passages(data: Path, corpus: str | Path | None) -> str | Path:
+    """Returns what `read_corpus` reads: the corpus or, without one, the folder of the queries.
+
+    Raises:
+      UserError: if the queries are in a file instead, which has no passages.
+    """
+    if corpus is not None:
+        return corpus
+    if data.is_file():
+        raise UserError(f"{data} is a file of queries: name the passages by --corpus")
+    return data
+
+
 def read_corpus(source: str | Path) -> Iterator[Passage]:
     """Yields the passages of a data folder, or of any source (see `layouts.read_passages`).
 

@@ -14,6 +14,7 @@ from cocondenser_jax.collection.folder import (
     queries_file,
     read_split,
     relevant_passages,
+    searched_passages,
     warn_of_missing,
 )
 from cocondenser_jax.collection.layouts import Passage
@@ -55,7 +56,7 @@ class Trial(NamedTuple):
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
     n_passages: int | None = None  # that are tested on, see `sample`; None: all
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
-    corpus: str | Path | None = None  # see `read_corpus`; None: the passages of `data`
+    corpus: str | Path | None = None  # see `folder.searched_passages`
     log: QueryLog | None = None  # of `data`, whatever the split, where nothing is judged
 
     @property
@@ -66,7 +67,7 @@ class Trial(NamedTuple):
     @property
     def passages(self) -> str | Path:
         """What `read_corpus` reads."""
-        return self.data if self.corpus is None else self.corpus
+        return searched_passages(self.data, self.corpus)
 
     @property
     def ranked_split(self) -> str | None:
@@ -106,8 +107,6 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
 
 def _check_unjudged(trial: Trial) -> QueryLog:
     """Reads a query log; raises a UserError where there is none to compare by, or for its flags."""
-    if trial.data.is_file() and trial.corpus is None:
-        raise UserError(f"{trial.data} is a file of queries: name the passages by --corpus")
     queries = read_log(trial.data)
     if trial.metrics != METRICS:
         raise UserError(

@@ -19,6 +19,7 @@ from cocondenser_jax.collection.folder import (
     read_asked,
     read_corpus,
     relevant_passages,
+    searched_passages,
     warn_of_missing,
 )
 from cocondenser_jax.collection.own_passages import (
@@ -84,7 +85,7 @@ class Searched(NamedTuple):
 
     data: Path  # a data folder, or a file of queries
     split: str | None = None  # whose queries are used; None: all
-    corpus: str | Path | None = None  # see `folder.read_corpus`; None: the passages of `data`
+    corpus: str | Path | None = None  # see `folder.searched_passages`
 
 
 def write_bm25_run(
@@ -107,20 +108,19 @@ def write_bm25_run(
     require_language(settings.language)
     if not (0 <= settings.k1 < math.inf and 0 <= settings.b <= 1):
         raise UserError(f"k1={settings.k1}, b={settings.b}: expected 0 or more, and 0 to 1")
-    data_folder, split, corpus_given = searched
-    if corpus_given is None and data_folder.is_file():
-        raise UserError(f"{data_folder} is a file of queries: name the passages by --corpus")
+    data_folder, split, _ = searched
+    corpus = searched_passages(data_folder, searched.corpus)
     queries, qrels = read_asked(data_folder, split, ignore_identical_ids=ignore_identical_ids)
     relevant = relevant_passages(qrels)
-    source = corpus_source(data_folder if corpus_given is None else corpus_given)
+    source = corpus_source(corpus)
     require_memory(source, settings.language)
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
     own: set[str] = set()
     found: set[str] = set()
-    corpus = _noting_own(_noting(read_corpus(source), relevant, found), queries, own)
+    passages = _noting_own(_noting(read_corpus(source), relevant, found), queries, own)
     results = require_any(
-        bm25_results(corpus, queries, n_ranked, settings),
+        bm25_results(passages, queries, n_ranked, settings),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
         f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
         f" --language={settings.language})",

@@ -16,6 +16,7 @@ from cocondenser_jax.collection.folder import (
     read_asked,
     read_named,
     require_known,
+    searched_passages,
     with_positives,
 )
 from cocondenser_jax.collection.own_passages import (
@@ -41,12 +42,7 @@ class Candidates(NamedTuple):
     depth: int = 100  # passages of the run, per query; those below are not in the new run
     with_positives: bool = False  # each query's relevant passages too, which the run may not have
     ignore_identical_ids: bool = False  # without passages of the run that have their query's id
-    corpus: str | Path | None = None  # see `read_corpus`; None: the passages of `data`
-
-    @property
-    def passages(self) -> str | Path:
-        """What `read_corpus` reads."""
-        return self.data if self.corpus is None else self.corpus
+    corpus: str | Path | None = None  # see `folder.searched_passages`
 
 
 def rerank(
@@ -73,11 +69,10 @@ def rerank(
     """
     if candidates.with_positives and candidates.split is None:
         raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
-    if candidates.passages == candidates.data and candidates.data.is_file():
-        raise UserError(f"{candidates.data} has queries alone: give their passages (--corpus)")
+    corpus = searched_passages(candidates.data, candidates.corpus)
     named = _read_names(candidates)  # a mistake in them need not wait for the model
     model = load_cross_encoder(model_folder)
-    passages, pairs = _read_pairs(candidates, named)
+    passages, pairs = _read_pairs(corpus, candidates, named)
     start = time.perf_counter()
     scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
@@ -131,7 +126,7 @@ def _read_names(candidates: Candidates) -> _Named:
 
 
 def _read_pairs(
-    candidates: Candidates, named: _Named
+    corpus: str | Path, candidates: Candidates, named: _Named
 ) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
     """Reads the passages that are scored.
 
@@ -142,7 +137,7 @@ def _read_pairs(
     sources = [(candidates.run, named.first)]
     if candidates.with_positives and candidates.split is not None:
         sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
-    named_passages = read_named(candidates.passages, *sources)
+    named_passages = read_named(corpus, *sources)
     texts = {name: passage_text(passage) for name, passage in named_passages.items()}
     both = texts.keys() & named.queries.keys()
     own = {name for name in both if is_same_text(named.queries[name], texts[name])}

@@ -175,6 +175,6 @@ def test_passages_beside_a_file_of_queries(place, cross_encoder, tmp_path, capsy
     command = ["rerank", *files, f"--data={data}/queries.jsonl", f"--run_out={found}"]
     capsys.readouterr()
     assert main(command) == 2
-    assert "has queries alone: give their passages (--corpus)" in capsys.readouterr().err
+    assert "is a file of queries: name the passages by --corpus" in capsys.readouterr().err
     assert main([*command, f"--corpus={passages}"]) == 0
     assert found.read_bytes() == expected.read_bytes()

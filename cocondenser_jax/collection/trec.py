@@ -42,7 +42,8 @@ def read_qrels(path: Path) -> Qrels:
 
     BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, those of TREC and MS MARCO `query 0 passage
     grade`, separated by spaces or tabs. The first line may be a header, whose names then say which
-    column is which. A query must not have a passage twice with different grades.
+    column is which. A query must not have a passage twice with different grades. Ids are such as a
+    run can hold.
 
     A form has a header with further columns, separated by tabs. Its lines without a score are left
     out, and counted in a warning.
@@ -50,6 +51,8 @@ def read_qrels(path: Path) -> Qrels:
     qrels: Qrels = {}
     empty: Counter[str] = Counter()  # lines without a score of each query
     for where, query, passage, grade in _judgment_fields(path):
+        for name in (query, passage):
+            require_run_id(name, where)
         if grade is None:
             empty[query] += 1
             continue
@@ -265,7 +268,7 @@ def require_any(results: Results, message: str) -> Results:
 
 def require_run_id(name: str, where: str) -> str:
     """Returns an id; raises a UserError, with `where`, for one that a TREC run cannot hold."""
-    if len(name.split()) != 1 or "\0" in name:
+    if name.split() != [name] or "\0" in name:
         raise UserError(f"{where}: the id {name!r} has white space or a zero byte, or is empty")
     return name
 

@@ -191,6 +191,7 @@ def test_queries_are_read_as_passages_are(tmp_path):
     ("name", "content"),
     [
         ("queries.jsonl", '{"_id": "q 1", "text": "x"}'),
+        ("queries.jsonl", '{"_id": "q1 ", "text": "x"}'),
         ("queries.train.tsv", "q 1\tx"),
         ("collection.tsv", "d\u00a01\tx"),
     ],

@@ -12,12 +12,12 @@ from tests.world import COMPRESSIONS
 
 def test_beir_and_trec_judgments_read_alike(tmp_path):
     beir, bare, classic = (tmp_path / name for name in ("test.tsv", "bare.tsv", "qrels.txt"))
-    bare.write_text("q1\ta b\t2\nq1\tc\t0\nq2\ta b\t1\n")
+    bare.write_text("q1\tab\t2\nq1\tc\t0\nq2\tab\t1\n")
     beir.write_text(f"query-id\tcorpus-id\tscore\n{bare.read_text()}")
     classic.write_text("q1 0 ab 2\nq1 0 c 0\n\nq2 0 ab 1\n")
-    assert trec.read_qrels(beir) == {"q1": {"a b": 2, "c": 0}, "q2": {"a b": 1}}
+    assert trec.read_qrels(beir) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
     assert trec.read_qrels(bare) == trec.read_qrels(beir)
-    assert trec.read_qrels(classic) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
+    assert trec.read_qrels(classic) == trec.read_qrels(beir)
 
 
 @pytest.mark.parametrize("pack", COMPRESSIONS)
@@ -133,6 +133,11 @@ def test_judgments_of_every_origin_read_alike(content, tmp_path):
         (b"q1\td1\t1\nq1\td2\tscore\n", ":2: the score must be an integer, not 'score'"),
         (b"q1\td1\t1\nq1\0\td1\t1\n", ":2: a zero byte"),  # trec_eval would abort
         (b"q1\td1\t1\nq1\td1\t1\nq1\td1\t0\n", ":3: query q1 has passage d1 with two scores"),
+        # What no run can name would count as not found.
+        (b"q1\td1\t1\nq1\td 2\t1\n", ":2: the id 'd 2' has white space"),
+        (b"q1\td1\t1\nq1\td2 \t1\n", ":2: the id 'd2 ' has white space"),
+        (b"q1\td1\t1\n q1\td2\t1\n", ":2: the id ' q1' has white space"),
+        ("q1\td1\u00a0\t1\n".encode(), ":1: the id .* has white space"),
     ],
 )
 def test_bad_judgments_are_named(tmp_path, content, message):
@@ -203,7 +208,7 @@ def test_scores_that_no_run_may_hold(tmp_path):
     for bad in (np.nan, np.inf, 1e300):
         with pytest.raises(UserError, match="not a finite number"):
             trec.write_run(path, {"q": {"a": 1.0, "b": bad}})
-    for bad in ("a b", "a\0"):
+    for bad in ("a b", "a\0", " a", "a\n", "a\u00a0"):
         with pytest.raises(UserError, match="has white space or a zero byte"):
             trec.write_run(path, {"q": {bad: 1.0}})
     assert not list(tmp_path.iterdir())

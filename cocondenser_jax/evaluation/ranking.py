@@ -62,8 +62,8 @@ def evaluate_run(
     else:
         judged = {query: run.get(query, {}) for query in qrels.keys() - own_answers(qrels)}
         warn_of_own_results(judged, likely_own_passages(judged, judged))
-    names = {parse_metric(name): name for name in metrics}
-    cutoffs = {name: int(metric.params.get("cutoff", 0)) for metric, name in names.items()}
+    measures = {name: parse_metric(name) for name in metrics}
+    cutoffs = {name: int(measure.params.get("cutoff", 0)) for name, measure in measures.items()}
     check_results(run, qrels, "judged", cutoffs)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
@@ -71,15 +71,19 @@ def evaluate_run(
         for query in qrels
         if run.get(query)
     }
-    per_query = {query: dict.fromkeys(names.values(), 0.0) for query in qrels}
+    per_query = {query: dict.fromkeys(measures, 0.0) for query in qrels}
     if by_rank:
         # Below -1 a grade would be counted before the beginning of trec_eval's array of grades.
         grades = {
             query: {passage: max(grade, 0) for passage, grade in judgments.items()}
             for query, judgments in qrels.items()
         }
+        names: dict[ir_measures.Measure, list[str]] = {}  # RR@10 is MRR@10
+        for name, measure in measures.items():
+            names.setdefault(measure, []).append(name)
         for result in _PROVIDER.iter_calc(list(names), grades, by_rank):
-            per_query[result.query_id][names[result.measure]] = float(result.value)
+            for name in names[result.measure]:
+                per_query[result.query_id][name] = float(result.value)
     mean = mean_over_queries(per_query)
     if zeros := [name for name, value in mean.items() if value == 0]:
         logger.warning(

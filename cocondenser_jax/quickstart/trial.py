@@ -77,7 +77,10 @@ class Trial(NamedTuple):
 
 def with_first(metric: str | None) -> tuple[str, ...]:
     """Returns the metrics of a comparison that is decided by one of them, or by another."""
-    return METRICS if metric is None else tuple(dict.fromkeys([metric, *METRICS]))
+    if metric is None:
+        return METRICS
+    first = parse_metric(metric)
+    return (metric, *(name for name in METRICS if parse_metric(name) != first))
 
 
 def check_trial(trial: Trial) -> tuple[Trial, Survey]:

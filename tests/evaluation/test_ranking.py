@@ -183,6 +183,11 @@ def test_other_metrics_of_trec_eval():
     )
 
 
+def test_each_name_of_a_metric_gets_its_value():
+    metrics = evaluate_run({"q": {"a": 1}}, {"q": {"x": 3.0, "a": 2.0}}, ["RR@10", "P@2", "MRR@10"])
+    assert metrics["mean"] == {"RR@10": 0.5, "P@2": 0.5, "MRR@10": 0.5}
+
+
 # As in ArguAna: the queries are passages, and each finds itself first.
 OF_PASSAGES = {
     "a": {"a": 9.0, "x": 3.0, "b": 2.0},

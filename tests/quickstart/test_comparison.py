@@ -158,6 +158,7 @@ def test_the_metric_that_decides_comes_first():
     assert with_first(None) == ("nDCG@10", "MRR@10", "Recall@100")
     assert with_first("Recall@100") == ("Recall@100", "nDCG@10", "MRR@10")
     assert with_first("P@5") == ("P@5", "nDCG@10", "MRR@10", "Recall@100")
+    assert with_first("RR@10") == ("RR@10", "nDCG@10", "Recall@100")
 
 
 @pytest.mark.parametrize(

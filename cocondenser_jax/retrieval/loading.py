@@ -32,6 +32,11 @@ def require_loadable(folder: Path) -> None:
         raise UserError(
             f"{folder} needs code of its own (auto_map in its config.json), which is never run"
         )
+    if not config and (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder} holds an adapter alone: merge it with its model first (merge_and_unload of"
+            " PEFT)"
+        )
     _require_layers(folder, config)
     # transformers (5.23) computes absolute ones whatever is said.
     positions = config.get("position_embedding_type") or "absolute"

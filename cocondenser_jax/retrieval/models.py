@@ -123,6 +123,9 @@ def load_as(
         vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
     if not are_finite(vectors_2xD):
         raise UserError(f"{folder} makes vectors that are not finite: its weights are damaged")
+    n_said, n_made = model.get_embedding_dimension(), vectors_2xD.shape[1]
+    if n_made != n_said:
+        raise UserError(f"{folder} makes vectors of {n_made} numbers, and its files say {n_said}")
     if two_towers and "" in found:
         model = SentenceTransformer(
             modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],

@@ -46,6 +46,15 @@ def test_a_network_without_a_tokenizer_is_refused(of_kind):
     require_loadable(folder)
 
 
+def test_an_adapter_without_its_network_is_named(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    require_loadable(folder)  # the libraries add it to the network
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=re.escape(f"{folder} holds an adapter alone: merge it")):
+        load_retriever(folder)
+
+
 def test_relative_positions_of_older_releases_are_refused(of_kind):
     folder, load = of_kind
     change(folder / "config.json", position_embedding_type="absolute")

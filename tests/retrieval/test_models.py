@@ -155,6 +155,18 @@ def test_one_pooling_instead_of_two_makes_shorter_vectors(model_folder, tmp_path
     )
 
 
+def test_vectors_of_another_size_than_the_folder_says_are_refused(model_folder, tmp_path):
+    folder = tmp_path / "model"
+    SentenceTransformer(
+        modules=[Transformer(str(model_folder)), Pooling(32, "mean")]
+    ).save_pretrained(str(folder))
+    (config,) = folder.glob("*Pooling/config.json")
+    for said in (16, 64):
+        config.write_text(json.dumps({"word_embedding_dimension": said}))
+        with pytest.raises(UserError, match=f"vectors of 32 numbers, and its files say {said}"):
+            models.load_retriever(folder)
+
+
 def test_folders_that_are_no_model(model_folder, tmp_path):
     with pytest.raises(UserError, match="none: no such folder"):
         models.load_retriever(tmp_path / "none")

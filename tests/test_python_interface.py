@@ -165,6 +165,7 @@ def test_another_name_is_an_attribute_error():
             "import cocondenser_jax.pretrain.loop, cocondenser_jax.pretrain.export",
             "torch transformers datasets",
         ),
+        ("import cocondenser_jax.quickstart.compare", "jax flax"),
     ],
 )
 def test_what_is_slow_to_import_is_not_loaded_where_it_is_not_needed(statement, slow):

@@ -29,9 +29,9 @@ from cocondenser_jax.finetune.trainer import TrainerSettings
 from cocondenser_jax.flax_encoder import compare_with_flax
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import Experiment, reading_as, resolve
+from cocondenser_jax.pretrain.export import pretrain_model
 from cocondenser_jax.pretrain.probe import measure_vectors
 from cocondenser_jax.pretrain.warm_start import load_warm_start
-from cocondenser_jax.quickstart.steps import pretrain_model
 from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
 from cocondenser_jax.retrieval.lengths import max_tokens
 from cocondenser_jax.retrieval.models import towers

@@ -43,6 +43,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.evaluation.ranking import DEFAULT_METRICS
 from cocondenser_jax.finetune.tasks import finetune
 from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.export import pretrain_model
 from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.quickstart.comparison import (
     Entry,
@@ -51,7 +52,7 @@ from cocondenser_jax.quickstart.comparison import (
     rank_by_bm25,
     rank_by_vectors,
 )
-from cocondenser_jax.quickstart.steps import make_once, pretrain_model, write_store
+from cocondenser_jax.quickstart.steps import make_once, write_store
 from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
 from cocondenser_jax.retrieval.index import build_index
 from cocondenser_jax.storage.files import new_folder, write_json

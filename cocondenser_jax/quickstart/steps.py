@@ -6,11 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVarTuple
 
-from ml_collections import ConfigDict
-
 from cocondenser_jax.corpus.build import build_store
-from cocondenser_jax.pretrain.export import export_run
-from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.storage.files import read_object, write_json
 
 SECONDS = "seconds.json"
@@ -75,9 +71,3 @@ def remove_results(workdir: Path, results: Sequence[Path]) -> None:
 def write_store(source: str, tokenizer: Path, max_tokens: int, out: Path) -> None:
     """Writes the token store of a corpus; see `build_store`."""
     build_store(source, str(tokenizer), out, max_tokens=max_tokens)
-
-
-def pretrain_model(config: ConfigDict, workdir: Path, model: Path) -> None:
-    """Pre-trains in `workdir`, and exports the result to the folder `model`."""
-    train(config, workdir)
-    export_run(workdir, model)

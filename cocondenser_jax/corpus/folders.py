@@ -48,7 +48,7 @@ def find_files(folder: Path) -> list[str]:
 
 
 def require_not_read(source: str | Path, out: Path) -> None:
-    """Raises a UserError for an output in a folder of documents, where it would be read as some.
+    """Raises a UserError for an output in a folder of documents, which would be read with them.
 
     A data set's passages are in one file, and hidden folders are not read: both may have outputs.
     """
@@ -58,7 +58,7 @@ def require_not_read(source: str | Path, out: Path) -> None:
         return
     if not any(name.startswith(".") for name in place.relative_to(top).parts):
         raise UserError(
-            f"{out} lies in the folder of the documents, {source}, where it would be read as some:"
+            f"{out} lies in the folder of the documents, {source}, and would be read with them:"
             " choose another place"
         )
 

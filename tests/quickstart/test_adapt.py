@@ -256,12 +256,10 @@ def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
     for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
         monkeypatch.setattr(comparison, name, pytest.fail)
     before = results(finished.judged)
-    again = adapt(
-        finished.judged, str(finished.corpus), str(finished.model), finished.data, SETTINGS
-    )
-    assert [name for name, *_ in again.table[1:]] == [*before]
-    first = [f"{row['metrics']['nDCG@10']:.3f}" for row in before.values()]
-    assert [cells[1].split()[0] for cells in again.table[1:]] == first
+    corpus, model = str(finished.corpus), str(finished.model)
+    again = adapt(finished.judged, corpus, model, finished.data, SETTINGS)
+    first = {name: f"{row['metrics']['nDCG@10']:.3f}" for name, row in before.items()}
+    assert {name: cell.split()[0] for name, cell, *_ in again.table[1:]} == first
     assert again.summary in finished.printed[finished.judged]
     assert not [m for m in caplog.messages if m.startswith("adapt: ")]
 

@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.collection.folder import Passage, corpus_source, passage_text, read_corpus
+from cocondenser_jax.corpus.folders import find_files
 from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import (
@@ -156,8 +157,8 @@ def _unchanged(source: str | Path) -> Iterator[None]:
     place = Path(source)  # or the name of a source that lies elsewhere
 
     def state() -> dict[Path, tuple[int, ...]]:
-        # In a folder, files alone are read: `out` may be a folder beside them.
-        paths = place.iterdir() if place.is_dir() else [place]
+        # Not what else a folder holds, such as the log of this command.
+        paths = [place / name for name in find_files(place)] if place.is_dir() else [place]
         found = {path: path.stat() for path in paths if path.is_file()}
         return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
 

@@ -58,24 +58,39 @@ def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(
         encode.encode_corpus(Encoding(model_folder), data, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["b.txt", "c.txt"])  # a changed file, or one more
+@pytest.fixture
+def changing_folder(tmp_path, monkeypatch):
+    """Gives a function: it makes a folder of texts, of which a file changes while it is encoded."""
+
+    def make(name):
+        folder = tmp_path / "texts"
+        (folder / "more").mkdir(parents=True)
+        for each in ("a.txt", "b.txt", "more/d.txt", "encode.log"):
+            (folder / each).write_text("abc def\nfgh\n")
+        encode_block = encode._encode
+
+        def change(*arguments):
+            (folder / name).write_text("abc def\nhgf\n")
+            return encode_block(*arguments)
+
+        monkeypatch.setattr(encode, "_encode", change)
+        return folder
+
+    return make
+
+
+# A file that changes, one in a folder, and one more.
+@pytest.mark.parametrize("name", ["b.txt", "more/d.txt", "c.txt"])
 def test_a_folder_whose_files_change_while_it_is_encoded_is_an_error(
-    model_folder, tmp_path, monkeypatch, name
+    model_folder, tmp_path, changing_folder, name
 ):
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for each in ("a.txt", "b.txt"):
-        (folder / each).write_text("abc def\nfgh\n")
-    encode_block = encode._encode
-
-    def change(*arguments):
-        (folder / name).write_text("abc def\nhgf\n")
-        return encode_block(*arguments)
-
-    encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "before")
-    monkeypatch.setattr(encode, "_encode", change)
     with pytest.raises(UserError, match="texts has changed while it was encoded"):
-        encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "out")
+        encode.encode_corpus(Encoding(model_folder), changing_folder(name), tmp_path / "out")
+
+
+def test_what_is_not_read_of_a_folder_may_change(model_folder, tmp_path, changing_folder):
+    folder = changing_folder("encode.log")
+    assert encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "out").passages == 6
 
 
 @pytest.mark.parametrize("texts", [["abc def", "hgf"], ["abc def", "fgh", "one more"]])

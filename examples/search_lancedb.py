@@ -13,9 +13,9 @@ from pathlib import Path
 import lancedb
 import pyarrow.dataset
 
-import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.retrieval.opening import open_model
 
 
 def load(embeddings: Path, database: Path) -> None:
@@ -32,16 +32,18 @@ def main() -> None:
     """Loads the passages the first time, and prints the best for a query."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--embeddings", type=Path, required=True)
-    parser.add_argument("--database", type=Path, required=True)
+    parser.add_argument("--database", type=Path, required=True, help="a folder of databases")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query)
+    model, name = open_model(arguments.embeddings, arguments.model)
+    vector_D = model.encode_query(arguments.query)
 
-    if not arguments.database.exists():
-        load(arguments.embeddings, arguments.database)
-    table = lancedb.connect(arguments.database).open_table("passages")
+    database = arguments.database / name
+    if not database.exists():
+        load(arguments.embeddings, database)
+    table = lancedb.connect(database).open_table("passages")
     # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
     rows = table.search(vector_D).distance_type("dot").limit(arguments.top_k).to_list()
     hits = [(1 - r["_distance"], Passage(r["id"], r["title"], r["text"])) for r in rows]

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow.dataset
 from opensearchpy import OpenSearch, helpers
 
-import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.retrieval.opening import open_model
 
 DEPTH = 100  # of each of the two rankings, before they are fused
 FUSION = {
@@ -37,8 +37,9 @@ def read_passages(embeddings: Path) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def load(client: OpenSearch, embeddings: Path, size: int) -> None:
-    """Fills a new index, and names it "passages" when it has all of them."""
+def load(client: OpenSearch, name: str, embeddings: Path, size: int) -> None:
+    """Fills a new index, which gets its name when it has all passages."""
+    partial = f"{name}-1"
     method = {"name": "hnsw", "engine": "faiss", "space_type": "innerproduct"}
     fields = {
         "id": {"type": "keyword"},
@@ -48,11 +49,11 @@ def load(client: OpenSearch, embeddings: Path, size: int) -> None:
         "vector": {"type": "knn_vector", "dimension": size, "method": method},
     }
     body = {"settings": {"index": {"knn": True}}, "mappings": {"properties": fields}}
-    client.indices.delete(index="passages-1", ignore_unavailable=True)
-    client.indices.create(index="passages-1", body=body)
-    helpers.bulk(client, read_passages(embeddings), index="passages-1")
-    client.indices.refresh(index="passages-1")
-    client.indices.put_alias(index="passages-1", name="passages")
+    client.indices.delete(index=partial, ignore_unavailable=True)
+    client.indices.create(index=partial, body=body)
+    helpers.bulk(client, read_passages(embeddings), index=partial)
+    client.indices.refresh(index=partial)
+    client.indices.put_alias(index=partial, name=name)
 
 
 def main() -> None:
@@ -64,11 +65,12 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query).tolist()
+    model, name = open_model(arguments.embeddings, arguments.model)
+    vector_D = model.encode_query(arguments.query).tolist()
 
     client = OpenSearch(arguments.database)
-    if not client.indices.exists_alias(name="passages"):
-        load(client, arguments.embeddings, len(vector_D))
+    if not client.indices.exists_alias(name=name):
+        load(client, name, arguments.embeddings, len(vector_D))
     depth = max(DEPTH, arguments.top_k)
     lexical = {"match": {"words": arguments.query}}
     dense = {"knn": {"vector": {"vector": vector_D, "k": depth}}}
@@ -78,7 +80,7 @@ def main() -> None:
         "query": {"hybrid": {"queries": [lexical, dense]}},
         "search_pipeline": {"phase_results_processors": [FUSION]},
     }
-    found = client.search(index="passages", body=body)["hits"]["hits"][: arguments.top_k]
+    found = client.search(index=name, body=body)["hits"]["hits"][: arguments.top_k]
     rows = [(hit["_score"], hit["_source"]) for hit in found]
     hits = [(score, Passage(**payload)) for score, payload in rows]
     print_search(arguments.query, hits)

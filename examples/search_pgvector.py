@@ -16,18 +16,18 @@ import pyarrow.dataset
 from pgvector import Vector
 from pgvector.psycopg import register_vector
 
-import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.retrieval.opening import open_model
 
 
-def load(connection: psycopg.Connection, embeddings: Path, size: int) -> None:
+def load(connection: psycopg.Connection, table: str, embeddings: Path, size: int) -> None:
     """Copies the rows of all shards into a new table."""
     connection.execute(
-        f"CREATE TABLE passages (id text, title text, text text, vector vector({size}))"
+        f"CREATE TABLE {table} (id text, title text, text text, vector vector({size}))"
     )
     shards = pyarrow.dataset.dataset(sorted(embeddings.rglob("*.arrow")), format="arrow")
-    copied = "COPY passages (id, title, text, vector) FROM STDIN WITH (FORMAT BINARY)"
+    copied = f"COPY {table} (id, title, text, vector) FROM STDIN WITH (FORMAT BINARY)"
     with connection.cursor().copy(copied) as rows:
         rows.set_types(["text", "text", "text", "vector"])
         for batch in shards.to_batches(batch_size=1_000):
@@ -44,17 +44,18 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query)
+    model, table = open_model(arguments.embeddings, arguments.model)
+    vector_D = model.encode_query(arguments.query)
 
     with psycopg.connect(arguments.database) as connection:  # all in one transaction
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         register_vector(connection)
-        if connection.execute("SELECT to_regclass('passages')").fetchone() == (None,):
-            load(connection, arguments.embeddings, len(vector_D))
-        # Exact until there is an index: "CREATE INDEX ON passages USING hnsw (vector
+        if connection.execute("SELECT to_regclass(%s)", [table]).fetchone() == (None,):
+            load(connection, table, arguments.embeddings, len(vector_D))
+        # Exact until there is an index: "CREATE INDEX ON ... USING hnsw (vector
         # vector_ip_ops)" builds an approximate one. <#> is the negative inner product.
         found = connection.execute(
-            "SELECT -(vector <#> %(query)s), id, title, text FROM passages"
+            f"SELECT -(vector <#> %(query)s), id, title, text FROM {table}"
             " ORDER BY vector <#> %(query)s LIMIT %(top_k)s",
             {"query": Vector(vector_D), "top_k": arguments.top_k},
         )

@@ -12,19 +12,20 @@ from pathlib import Path
 import pyarrow.dataset
 from qdrant_client import QdrantClient, models
 
-import cocondenser_jax as cj
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
+from cocondenser_jax.retrieval.opening import open_model
 
 
-def load(client: QdrantClient, embeddings: Path, size: int) -> None:
+def load(client: QdrantClient, name: str, embeddings: Path, size: int) -> None:
     """Puts the rows of all shards into a new collection; a point's number is that of its row.
 
-    The collection is named "passages" when it has all of them.
+    The collection gets its name when it has all of them.
     """
+    partial = f"{name}-1"
     vectors = models.VectorParams(size=size, distance=models.Distance.DOT)
-    client.delete_collection("passages-1")
-    client.create_collection("passages-1", vectors_config=vectors)
+    client.delete_collection(partial)
+    client.create_collection(partial, vectors_config=vectors)
     row = 0
     shards = pyarrow.dataset.dataset(sorted(embeddings.rglob("*.arrow")), format="arrow")
     for batch in shards.to_batches(batch_size=1_000):
@@ -33,8 +34,8 @@ def load(client: QdrantClient, embeddings: Path, size: int) -> None:
             vector = passage.pop("vector")
             points.append(models.PointStruct(id=row, vector=vector, payload=passage))
             row += 1
-        client.upsert("passages-1", points)
-    alias = models.CreateAlias(collection_name="passages-1", alias_name="passages")
+        client.upsert(partial, points)
+    alias = models.CreateAlias(collection_name=partial, alias_name=name)
     client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
 
 
@@ -47,12 +48,13 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    vector_D = cj.load_retriever(arguments.model).encode_query(arguments.query).tolist()
+    model, name = open_model(arguments.embeddings, arguments.model)
+    vector_D = model.encode_query(arguments.query).tolist()
 
     client = QdrantClient(path=str(arguments.database))  # or url="http://...", of a server
-    if not client.collection_exists("passages"):
-        load(client, arguments.embeddings, len(vector_D))
-    found = client.query_points("passages", query=vector_D, limit=arguments.top_k).points
+    if not client.collection_exists(name):
+        load(client, name, arguments.embeddings, len(vector_D))
+    found = client.query_points(name, query=vector_D, limit=arguments.top_k).points
     rows = [(point.score, point.payload) for point in found]
     hits = [(score, Passage(**payload)) for score, payload in rows]
     print_search(arguments.query, hits)

@@ -86,6 +86,11 @@ def ask(name, **flags):
     return done.stdout.splitlines() if done.returncode == 0 else None
 
 
+def without_shards(embeddings, out):
+    """Copies a folder of embeddings but for the vectors, which a database has by then."""
+    return shutil.copytree(embeddings, out, ignore=shutil.ignore_patterns("*.arrow"))
+
+
 def found_hits(lines):
     """Returns the scores of what was found by id: the line of a rank has an id, a score last."""
     ranked = (re.match(r" {0,2}\d+  (\S+).*\((\S+)\)$", line) for line in lines)
@@ -110,7 +115,30 @@ def test_a_database_finds_what_the_exact_search_finds(
         assert list(found_hits(printed)) == ids
         assert len(ids) == top_k
         assert printed == expected
-        embeddings = tmp_path / "gone"  # the second time, the database has the passages
+        embeddings = without_shards(encoded, tmp_path / f"without-{top_k}")
+
+
+@in_databases("lancedb", "qdrant", "pgvector")
+def test_other_vectors_of_the_same_size_are_not_taken_for_each_other(
+    name, database, encoded, model, make_model, beir, tmp_path, capfd
+):
+    """Passages encoded in another way, or by another model, are loaded beside the first ones."""
+    asked = {"database": database, "query": "gfe", "top_k": 20}
+    first = ask(name, embeddings=encoded, model=model, **asked)
+    other = write_retriever(make_model(seed=7), tmp_path / "other", "mean")
+    ways = {"given": (model, ["--pooling=cls", "--query_prompt=abc "]), "by_other": (other, [])}
+    for place, (encoder, flags) in ways.items():
+        out = tmp_path / place
+        command = ["encode", f"--model={encoder}", f"--corpus={beir}", f"--out={out}"]
+        assert main([*command, *flags]) == 0
+        capfd.readouterr()
+        words = [f"--model={encoder}", f"--embeddings={out}", "--query=gfe", "--top_k=20"]
+        assert main(["search", *words]) == 0
+        expected = capfd.readouterr().out.splitlines()
+        assert expected != first
+        assert ask(name, embeddings=out, model=encoder, **asked) == expected
+    assert ask(name, embeddings=encoded, model=other, **asked) is None  # not its vectors
+    assert ask(name, embeddings=encoded, model=model, **asked) == first
 
 
 @in_databases("lancedb", "qdrant", "pgvector", "opensearch")
@@ -140,7 +168,7 @@ def expected_fusion(query, model, passages):
     return cj.fuse_runs([{"q": lexical}, {"q": dense}], "min_max", weights=[0.5, 0.5])["q"]
 
 
-def test_opensearch_is_asked_for_both_rankings_in_one_query(encoded, model, beir):
+def test_opensearch_is_asked_for_both_rankings_in_one_query(encoded, model, beir, tmp_path):
     pytest.importorskip("opensearchpy", reason="needs opensearchpy: make databases")
     passages = list(read_corpus(beir))
     cluster = Cluster()
@@ -153,7 +181,7 @@ def test_opensearch_is_asked_for_both_rankings_in_one_query(encoded, model, beir
             scores = found_hits(printed)
             assert list(scores) == list(expected)[:top_k]
             assert scores == pytest.approx({id_: expected[id_] for id_ in scores}, abs=0.006)
-            embeddings = "gone"  # the second time, the index has the passages
+            embeddings = without_shards(encoded, tmp_path / f"without-{top_k}")
     (fields,) = cluster.mappings.values()
     assert fields["vector"] == {
         "type": "knn_vector",

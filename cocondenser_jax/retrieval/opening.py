@@ -1,5 +1,7 @@
 """Opens an index, or embeddings as they are, with the model that encoded them."""
 
+import hashlib
+import json
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,6 +16,7 @@ from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retrieval.bm25 import Bm25Index, open_bm25_index
 from cocondenser_jax.retrieval.cut import cut_vectors
 from cocondenser_jax.retrieval.embeddings import (
+    FREE_FIELDS,
     Manifest,
     open_shards,
     read_manifest,
@@ -153,6 +156,27 @@ def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
         )
     ]
     return OpenIndex(load_as(model_folder, cut), partial(nearest, shards), passages)
+
+
+def open_model(folder: Path, model_folder: Path) -> tuple[SentenceTransformer, str]:
+    """Loads the model that encoded embeddings, to search where a database has them.
+
+    Args:
+      folder: the embeddings, of which the manifest alone is read.
+      model_folder: see `open_index`.
+
+    Returns:
+      The model, with the prompts and the pooling that the passages were encoded with; and a name
+      for them in the database, which other passages or other vectors do not have.
+
+    Raises:
+      UserError: also if another model encoded them.
+    """
+    manifest = read_manifest(folder)
+    _require_model(folder, manifest, model_folder)
+    fields = {k: value for k, value in manifest.to_json().items() if k not in FREE_FIELDS}
+    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    return load_as(model_folder, manifest.representation), f"passages_{digest[:12]}"
 
 
 def _require_model(folder: Path, manifest: Manifest, model_folder: Path) -> None:

@@ -104,7 +104,7 @@ from cocondenser_jax.storage.files import new_folder
 from cocondenser_jax.storage.hub import find_folder
 from cocondenser_jax.storage.model_folder import (
     linked_folder,
-    network_folder,
+    network_folders,
     read_representation,
     require_outside,
     write_resolved,
@@ -159,7 +159,8 @@ def adapt(
     require_own(workdir / _STARTED, also=[_UNSTARTED])
     start = find_folder(model)
     vectors = read_representation(start, options.given)
-    require_loadable(network_folder(start))
+    for network in network_folders(start):
+        require_loadable(network)
     overrides = propose_scale(overrides, vectors)
     with linked_folder(start, vectors) as resolved:
         trainer, reading = open_model(resolved, options.backend)

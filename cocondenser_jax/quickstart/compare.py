@@ -18,11 +18,13 @@ from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, format_p, swap
 from cocondenser_jax.quickstart.comparison import (
+    BM25,
     Outcome,
     RankedModel,
     changes_between,
     compare_models,
     passages_note,
+    ranking_name,
     search_flags,
 )
 from cocondenser_jax.quickstart.judging import TO_JUDGE, describe_form
@@ -31,7 +33,11 @@ from cocondenser_jax.quickstart.unjudged import compare_unjudged
 from cocondenser_jax.quickstart.verdict import describe_difference, describe_power
 from cocondenser_jax.retrieval.loading import require_loadable
 from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import network_folder, read_representation
+from cocondenser_jax.storage.model_folder import (
+    network_folders,
+    read_representation,
+    require_outside,
+)
 from cocondenser_jax.storage.runs import lock_folder
 
 
@@ -48,8 +54,10 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
     ranked = [RankedModel(name, Path(model)) for name, model in name_models(models).items()]
     for model in ranked:
         folder = find_folder(model.folder)
+        require_outside(folder, workdir)
         read_representation(folder)
-        require_loadable(network_folder(folder))
+        for network in network_folders(folder):
+            require_loadable(network)
     title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
     with lock_folder(workdir):
         started = start_comparison(workdir, trial, survey)
@@ -70,7 +78,10 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
 
 
 def name_models(models: Sequence[str]) -> dict[str, str]:
-    """Names models by the ends of their paths, as short as they differ; returns name → model."""
+    """Names models by the ends of their paths, as short as they differ; returns name → model.
+
+    The names of their rankings differ too, also where a model's folder is called BM25.
+    """
     if not models:
         raise UserError("expected a model to compare with BM25")
     parts = [
@@ -79,7 +90,8 @@ def name_models(models: Sequence[str]) -> dict[str, str]:
     ]
     for n_parts in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-n_parts:]).strip("/") for each in parts]
-        if len({*names}) == len(names):
+        rankings = [ranking_name(name, is_fused) for name in names for is_fused in (False, True)]
+        if len({BM25, *rankings}) == 1 + len(rankings):
             return dict(zip(names, models, strict=True))
     twice = [model for model in models if models.count(model) > 1]
     raise UserError(f"a model is given twice: {first_three(twice or [*models])}")

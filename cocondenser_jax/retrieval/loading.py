@@ -32,10 +32,12 @@ def require_loadable(folder: Path) -> None:
         raise UserError(
             f"{folder} needs code of its own (auto_map in its config.json), which is never run"
         )
-    if not config and (folder / "adapter_config.json").is_file():
+    if not config:
+        is_adapter = (folder / "adapter_config.json").is_file()
         raise UserError(
-            f"{folder} holds an adapter alone: merge it with its model first (merge_and_unload of"
-            " PEFT)"
+            f"{folder} holds an adapter alone: merge it with its model (PEFT's merge_and_unload)"
+            if is_adapter
+            else f"{folder} has no config.json: expected the folder of a model"
         )
     _require_layers(folder, config)
     # transformers (5.23) computes absolute ones whatever is said.
@@ -46,7 +48,7 @@ def require_loadable(folder: Path) -> None:
             " supported"
         )
     # transformers (5.23) makes one of special tokens alone.
-    if config and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise UserError(
             f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or the like"
         )

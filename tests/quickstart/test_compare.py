@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Router
 
 from cocondenser_jax.analysis.report import ResultRow
 from cocondenser_jax.cli import main
@@ -266,6 +267,7 @@ def test_own_passages_are_left_out_of_every_ranking(command, data, tmp_path):
     ("flags", "said"),
     [
         (["--model=nowhere/model"], "nowhere/model: no such folder"),
+        (["--model=/dev"], "/dev has no config.json: expected the folder of a model"),
         (["--metric=best"], "unknown metric 'best'"),
         (["--split=dev"], "has no judgments of split 'dev'"),
         (["--test_passages=1"], "--test_passages=1: expected at least"),
@@ -276,6 +278,21 @@ def test_bad_input_is_one_line_before_anything_is_made(command, tmp_path, capsys
     assert main([*command, f"--workdir={tmp_path / 'new'}", *flags]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "new").exists()
+
+
+def test_a_workdir_in_a_model_is_refused_before_anything_is_made(command, models, capsys):
+    workdir = models[1] / "compared"
+    assert main([*command, f"--workdir={workdir}"]) == 2
+    assert f"{workdir} lies in the folder of the model" in capsys.readouterr().err.splitlines()[-1]
+    assert not workdir.exists()
+
+
+def test_a_model_of_two_towers_is_compared(data, models, tmp_path):
+    queries, passages = (SentenceTransformer(str(models[0])) for _ in range(2))
+    router = Router.for_query_document([*queries], [*passages])
+    SentenceTransformer(modules=[router]).save_pretrained(str(tmp_path / "two"))
+    words = ["compare", f"--data={data}", f"--model={tmp_path / 'two'}"]
+    assert main([*words, f"--workdir={tmp_path / 'new'}"]) == 0
 
 
 def test_models_are_named_by_the_ends_of_their_paths(tmp_path, monkeypatch):
@@ -289,6 +306,7 @@ def test_models_are_named_by_the_ends_of_their_paths(tmp_path, monkeypatch):
     }
     both = ["runs/a/retriever", "runs/b/retriever"]
     assert [*name_models(both)] == ["a/retriever", "b/retriever"]
+    assert [*name_models(["runs/b/BM25"])] == ["b/BM25"]  # BM25 is a row of its own
     with pytest.raises(UserError, match="a model is given twice: runs/a/retriever"):
         name_models([both[0], both[1], both[0]])
     with pytest.raises(UserError, match="a model is given twice"):

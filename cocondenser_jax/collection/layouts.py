@@ -18,7 +18,12 @@ from cocondenser_jax.corpus.records import Record, decode, to_document
 from cocondenser_jax.corpus.sources import open_records
 from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.storage.files import numbered_lines, parse_object, without_surrogates
-from cocondenser_jax.storage.tables import names_an_id, plain_suffix, read_rows
+from cocondenser_jax.storage.tables import (
+    QUERY_COLUMNS,
+    names_an_id,
+    plain_suffix,
+    read_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +124,7 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields "FILE:LINE" and the fields of each line."""
     lines = numbered_lines(path)
     if plain_suffix(path) == ".tsv":
-        yield from read_rows(path, lines)
+        yield from read_rows(path, lines, QUERY_COLUMNS)
         return
     is_text = plain_suffix(path) == ".txt"
     for number, line in lines:

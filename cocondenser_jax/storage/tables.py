@@ -49,7 +49,10 @@ HEADER_NAMES = {
     ),
 }
 _FIELDS = tuple(HEADER_NAMES)
+# The layouts without a header, by the number of columns. Queries have no title: a third column is
+# a time, a count or another form of the query.
 _COLUMNS = {2: ("id", "text"), 3: ("id", "title", "text"), 4: _FIELDS}
+QUERY_COLUMNS = {2: _COLUMNS[2]}
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
 _MAX_NAME = 40  # characters; what is longer is no name of a column
 _WORD = re.compile(r"[^\W\d]([^\W\d]|-)*")  # without digits, which most ids have
@@ -82,8 +85,17 @@ def is_data_file(path: Path) -> bool:
     return any(matches_data_file(end, name) for end in ends for name in names)
 
 
-def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, dict[str, str]]]:
+def read_rows(
+    path: Path,
+    lines: Iterable[tuple[int, str]],
+    layouts: Mapping[int, Sequence[str]] = _COLUMNS,
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of each numbered line with text.
+
+    Args:
+      path: the table.
+      lines: its lines with their numbers.
+      layouts: number of columns → the fields that they are, where there is no header.
 
     Raises:
       UserError: also if the first line looks like names of other columns, if columns are in another
@@ -98,7 +110,7 @@ def read_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[st
     if columns:
         rows = _quoted_rows(columns, _other_lines(line, chain(head[1:], _numbered(path, lines))))
     else:
-        columns = _known_layout(where, line)
+        columns = _known_layout(where, line, layouts)
         rows = _plain_rows(columns, chain(head, _numbered(path, lines)))
         rows = _check_order(columns, rows)
     places = {name: columns.index(name) for name in _FIELDS if name in columns}
@@ -158,8 +170,8 @@ def find_columns(
 
 
 def names_an_id(name: str) -> bool:
-    """Returns whether a column of this name may be the id, by another name than `id`."""
-    return _plain(name) in HEADER_NAMES["id"]
+    """Returns whether a column of this name may be the id, by another name than `id` or `_id`."""
+    return name not in ("id", "_id") and _plain(name) in ("id", *HEADER_NAMES["id"])
 
 
 def _plain(name: str) -> str:
@@ -213,14 +225,15 @@ def _has_only_words(line: str) -> bool:
     return all(_WORD.fullmatch(cell.strip(' "')) for cell in line.split("\t", 100))
 
 
-def _known_layout(where: str, line: str) -> tuple[str, ...]:
+def _known_layout(where: str, line: str, layouts: Mapping[int, Sequence[str]]) -> Sequence[str]:
     n_columns = line.count("\t") + 1
-    if n_columns not in _COLUMNS:
+    if n_columns not in layouts:
+        known = " or ".join(map(", ".join, layouts.values()))
         raise UserError(
-            f"{where}: expected id, text or id, title, text or id, url, title, text or a "
-            f"header with id and text, separated by tabs, found {n_columns} fields"
+            f"{where}: expected {known} or a header with id and text, separated by tabs, found"
+            f" {n_columns} fields"
         )
-    return _COLUMNS[n_columns]
+    return layouts[n_columns]
 
 
 def _quoted_rows(columns: Sequence[str], lines: _Lines) -> _Rows:

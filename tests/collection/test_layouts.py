@@ -156,6 +156,9 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
         ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
         ("queries.a.tsv", "who asks\t1\n", ":1: the id 'who asks' has white space"),
         ("queries.a.tsv", "<top>\n<num> 1\n", ":1: expected id, text .*, found 1 fields"),
+        # The time of a query in a log is no text, and the query no title.
+        ("queries.a.tsv", "1\tx\t2023-01-01 10:00\n", "expected id, text or a header .* found 3 f"),
+        ("queries.a.tsv", "1\tx\ty\tz\n", "expected id, text or a header .* found 4 fields"),
     ],
 )
 def test_bad_queries_are_named(tmp_path, name, content, message):

@@ -81,6 +81,7 @@ def test_a_document_that_is_cut_is_one_passage(tmp_path):
         ([{"_id": None}, {"_id": "b"}], ":2 has an id, but others have none"),
         ([{"doc_id": "a"}], ":1 has no `_id`, but `doc_id`: rename that to `_id`"),
         ([{"pid": 7}], ":1 has no `_id`, but `pid`: rename that to `_id`"),
+        ([{"ID": 7}], ":1 has no `_id`, but `ID`: rename that to `_id`"),
         ([{"_id": "a"}, {"_id": "a"}], ":2: the id 'a' occurs twice"),
     ],
 )

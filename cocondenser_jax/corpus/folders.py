@@ -68,6 +68,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
 
     A README.md describes the files beside it. It is a document among others in Markdown only. Files
     with the names of a data set's are no documents: queries, judgments, passages in other folders.
+    Beside a file, its archive is not read, nor is a second archive of the same name.
 
     Args:
       paths: of all files, relative to the folder.
@@ -82,7 +83,7 @@ def choose_files(paths: Iterable[str]) -> list[str]:
     for name in PASSAGE_FILES:
         if name in by_name:
             return [by_name[name]]
-    files = [path for path in files if not is_data_file(Path(path))]
+    files = sorted(path for path in by_name.values() if not is_data_file(Path(path)))
     markdown = [path for path in files if plain_suffix(Path(path)) == ".md"]
     others = sorted({*files}.difference(markdown))
     pages = [path for path in markdown if plain_name(Path(path)).lower() != "readme.md"]

@@ -48,7 +48,8 @@ def read_lines(
     """Yields (number from 1, text without its end) of every line of a UTF-8 file.
 
     The file may be compressed (.gz, .xz, .zst). A line of more than `max_bytes` is an error, and
-    never held whole. `show_progress` shows how much is read, and the time left.
+    never held whole; so is a file whose only line has carriage returns, of which some programs make
+    the ends of lines. `show_progress` shows how much is read, and the time left.
     """
     bar = tqdm(
         desc=escape_control(path.name),
@@ -74,7 +75,10 @@ def read_lines(
                 text = data.decode("utf-8").removeprefix("\ufeff")
             except UnicodeDecodeError:
                 raise UserError(f"{path}:{number}: not UTF-8") from None
-            yield number, text.rstrip("\r\n")
+            text = text.rstrip("\r\n")
+            yield number, text
+        if number == 1 and "\r" in text:
+            raise UserError(f"{path}: lines end with a carriage return alone, expected \\n")
 
 
 def estimate_lines(path: Path, n_sampled: int = 10_000) -> int:

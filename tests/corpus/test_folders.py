@@ -106,6 +106,8 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     # The plain file, not its archive.
     assert choose_files(["corpus.tsv.gz", "z.txt", "corpus.tsv"]) == ["corpus.tsv"]
     assert choose_files(["z.txt", "my.tsv", "README.md"]) == ["my.tsv", "z.txt"]
+    assert choose_files(["a.txt", "a.txt.gz", "b/a.txt.gz"]) == ["a.txt", "b/a.txt.gz"]
+    assert choose_files(["a.md.zst", "a.md.gz", "b.md"]) == ["a.md.gz", "b.md"]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,16 @@ def test_what_follows_the_last_frame_of_zst_is_not_ignored(tmp_path):
             list(read_lines(path))
 
 
+@pytest.mark.parametrize("end", ["", "\r", "\n"])
+def test_a_file_whose_lines_end_with_carriage_returns_alone_is_refused(end, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(f"one\rtwo{end}".encode())
+    with pytest.raises(UserError, match=r"a\.txt: lines end with a carriage return alone"):
+        list(read_lines(path))
+    path.write_bytes(f"one\r\nbar 1 %\rbar 2 %{end}".encode())
+    assert list(read_lines(path)) == [(1, "one"), (2, "bar 1 %\rbar 2 %")]
+
+
 def test_bad_lines_are_named(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"good\n\xff\n")

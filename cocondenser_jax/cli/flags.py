@@ -13,6 +13,7 @@ import click
 from cocondenser_jax.corpus.folders import is_accepted, require_not_read
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.storage.files import read_object, require_writable
+from cocondenser_jax.storage.tables import is_data_file
 from cocondenser_jax.workers import Engine, Executor
 
 
@@ -34,14 +35,19 @@ PROGRAM = _Group(
 
 
 class _OutputFile(click.ParamType):
-    """A file that a command writes: known to be writable before the command begins."""
+    """A file that a command writes: known to be writable before the command begins, and no data."""
 
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Returns the path; raises a UserError if it cannot be written."""
+        """Returns the path; raises a UserError if it cannot be written, or holds a user's data."""
         path = Path(value)
         require_writable(path)
+        if path.is_file() and is_data_file(path.absolute()):
+            raise UserError(
+                f"{path} exists, and has the name of a data folder's passages, queries or"
+                " judgments: choose another name"
+            )
         return path
 
 

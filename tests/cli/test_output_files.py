@@ -83,6 +83,24 @@ def test_a_file_that_another_flag_names_is_not_replaced(folder, capsys, command,
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["queries.jsonl", "corpus.tsv.gz", "qrels/test.tsv"])
+def test_a_file_of_a_data_folder_is_not_replaced(name, folder, capsys):
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    assert main(f"fuse --run=one --run=two --run_out={name}".split()) == 2
+    assert f"{name} exists, and has the name of a data folder's passages" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_vectors_are_not_written_among_the_documents(folder, capsys):
+    (folder / "docs").mkdir()
+    words = "encode --model=m --corpus=docs --out=new --parquet=docs/v.parquet"
+    assert main(words.split()) == 2
+    assert "docs/v.parquet lies in the folder of the documents" in capsys.readouterr().err
+    assert not (folder / "new").exists()
+
+
 def test_what_is_no_path_is_no_file(folder):
     """A text that is the name of no file, such as a language, hinders nothing."""
     assert main("evaluate --run=one --qrels=judged --metrics=MRR@10 --json_out=MRR@10".split()) == 0

@@ -12,6 +12,8 @@ import random
 import re
 import shutil
 
+import jax
+import numpy as np
 from backports import zstd
 from safetensors.numpy import save_file
 
@@ -192,6 +194,16 @@ def step_of(config, n_steps):
 def model_of(config, store):
     """Returns the shape of a new model for a store."""
     return ModelConfig(**resolve_without_store(config, 1, store.vocab_size, store.pad_id).network)
+
+
+def relative_error(found, expected):
+    """Returns the norm of the difference of two trees of arrays over that of the second.
+
+    Not by element: one whose terms cancel can be as small as float32's rounding of its terms.
+    """
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+    distance = np.linalg.norm([np.linalg.norm(a - b) for a, b in pairs])
+    return float(distance / np.linalg.norm([np.linalg.norm(b) for _, b in pairs]))
 
 
 def write_retriever(backbone, out, pooling, dense=(), **settings):

@@ -26,7 +26,7 @@ from cocondenser_jax.pretrain.step import (
     loss_and_gradient,
 )
 from cocondenser_jax.representation import SPELLINGS
-from tests.world import batches_of, model_of, step_of
+from tests.world import batches_of, model_of, relative_error, step_of
 
 
 class Trained(NamedTuple):
@@ -88,13 +88,6 @@ def assert_same(left, right):
     assert relative_error(left.moment, right.moment) <= 1e-5
 
 
-def relative_error(left, right):
-    """The distance of two trees of arrays, relative to the size of the second."""
-    pairs = list(zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True))
-    distance = sum(np.sum(np.square(a - b)) for a, b in pairs)
-    return float(np.sqrt(distance / sum(np.sum(np.square(b)) for _, b in pairs)))
-
-
 @pytest.mark.parametrize(("dropout", "chunk_size"), [(0.0, 2), (0.1, 4)])
 def test_two_passes_are_one_direct_pass(config, dropout, chunk_size):
     config = changed(
@@ -145,14 +138,17 @@ def test_the_two_passes_are_one_for_every_vector(config, objective, representati
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
     assert model_config.representation == SPELLINGS[representation]
-    params = jax.tree.map(lambda x: 4 * x if x.ndim == 2 else x, init_params(model_config, 0))
+    # Vectors at [CLS] of a new network are all but equal, and the gradient of their loss is lost in
+    # that of the tokens.
+    params = jax.tree.map(lambda x: 8 * x if x.ndim == 2 else x, init_params(model_config, 0))
     batch = make_batch(store, batches_of(config), 0)
     settings = step_of(config, config.train.steps).loss
-    whole = batch_gradient(model_config, settings._replace(chunk_size=0), params, batch)
-    parts = batch_gradient(model_config, settings._replace(chunk_size=4), params, batch)
-    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
-        scale = max(float(jnp.abs(one).max()), 1e-3)
-        np.testing.assert_allclose(other, one, rtol=0, atol=1e-5 * scale)
+    (loss, whole), (other_loss, parts) = (
+        batch_gradient(model_config, settings._replace(chunk_size=size), params, batch)
+        for size in (0, 4)
+    )
+    assert jax.tree.map(float, other_loss) == pytest.approx(jax.tree.map(float, loss), rel=1e-5)
+    assert relative_error(parts, whole) <= 1e-5
 
 
 @pytest.mark.parametrize("objective", ["contrastive", "ict"])

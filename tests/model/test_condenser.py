@@ -191,12 +191,14 @@ def test_every_site_row_and_head_has_a_dropout_seed_of_its_own(batch, variables)
     positions = np.tile(np.array([1, 2, 4], np.int32), (3, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "dropout", spy)
-        run(CONFIG, variables, ids[:3], mask[:3], positions, seeds[:3])
+        decoded = ids[:3], positions
+        run(CONFIG, variables, ids[:3], mask[:3], positions, seeds[:3], decoded)
         jax.effects_barrier()
     n_heads = CONFIG.num_attention_heads
-    # Embeddings, then two sites and the heads' weights in each layer. The last of the backbone runs
-    # for [CLS] and the masked positions only, and that of the Condenser head for the latter.
-    rows = 16 + (2 + n_heads) * (16 + 4 + 16 + 3)
+    # Embeddings and those of the weak decoder, then two sites and the heads' weights in each layer.
+    # The last of the backbone runs for [CLS] and the masked positions only, and that of the
+    # Condenser head for the latter.
+    rows = 16 + 16 + (2 + n_heads) * (16 + 4 + 16 + 3)
     drawn = np.concatenate([s.ravel() for s in seen])
     assert len(drawn) == len(set(drawn.tolist())) == 3 * rows
 

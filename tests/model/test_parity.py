@@ -108,6 +108,23 @@ def test_forward_equals_pytorch(research_folder, spans, skip_from, n_head_layers
     np.testing.assert_allclose(out.late_logits_BxMxV, theirs["late_logits"], rtol=0, atol=1e-4)
 
 
+def test_the_weak_decoder_equals_pytorch(research_folder, spans):
+    """The head reads the embeddings of other tokens, and predicts in another order."""
+    config, params = load(research_folder, skip_from=0, n_head_layers=1)
+    ids, mask, positions = spans
+    decoded = np.where(mask, 5 + ids % 70, ids), positions[:, ::-1].copy()
+    reference, _ = pytorch(research_folder, spans, 0, 1)
+    decoder_ids, rows = as_torch(decoded)
+    with torch.no_grad():
+        output = reference(*as_torch((ids, mask)), decoder_ids_BxL=decoder_ids)
+    theirs = output.head_logits_BxLxV[torch.arange(len(ids))[:, None], rows].numpy()
+
+    out = jax.jit(Condenser(config).apply)({"params": params}, *spans, decoded=decoded)
+
+    assert np.abs(out.head_logits_BxMxV).max() > 1.0  # else the tolerance would say little
+    np.testing.assert_allclose(out.head_logits_BxMxV, theirs, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(("skip_from", "n_head_layers"), [(1, 2), (2, 1)])
 def test_gradients_and_a_step_of_adamw_equal_pytorch(
     research_folder, spans, skip_from, n_head_layers

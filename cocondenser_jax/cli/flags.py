@@ -165,13 +165,14 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         name = example.split(" --")[0]
+        settings = "docs/settings.md has every KEY.\n\n" if OVERRIDES in flags else ""
         PROGRAM.commands[name] = _Command(
             name,
             callback=function,
             params=list(flags),
             help=function.__doc__,
             short_help=(function.__doc__ or "").partition("\n")[0],
-            epilog=f"\b\nexample:\n  cocondenser {example}",
+            epilog=f"{settings}\b\nexample:\n  cocondenser {example}",
             context_settings={"ignore_unknown_options": OVERRIDES in flags},
         )
         return function
@@ -281,7 +282,7 @@ EXPERIMENT = (
     required(
         "--config",
         str,
-        "experiment file, your own or a shipped one (configs/small.py)",
+        "experiment file, your own or a shipped one of configs/",
         metavar="FILE.py[:ARGUMENT]",
     ),
     OVERRIDES,

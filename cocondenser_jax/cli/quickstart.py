@@ -101,7 +101,9 @@ def adapt(
     "compare --data=data --model=models/minilm --model=models/mpnet --workdir=runs/compared",
     required("--data", DATA, "passages, queries and judgments; or queries alone, as a file"),
     flag("--corpus", CORPUS, "the passages, unless they are those of --data: any --source"),
-    required("--model", str, "an embedding model: a folder or Hub name", multiple=True),
+    required(
+        "--model", str, "an embedding model: a folder or Hub name; may be repeated", multiple=True
+    ),
     _WORKDIR,
     flag("--split", "test", "whose judgments are used"),
     flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)"),
@@ -112,7 +114,7 @@ def adapt(
 def compare(
     data, corpus, model, workdir, split, metric, language, test_passages, ignore_identical_ids
 ):
-    """Compare BM25 and models, alone and fused, on your queries; says what to judge; resumes."""
+    """Compare BM25 and models, alone and fused, on your queries, judged or not; resumes."""
     from cocondenser_jax.quickstart.compare import compare
     from cocondenser_jax.quickstart.trial import Trial, with_first
 

@@ -59,6 +59,13 @@ def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
     assert "--dtype [float32|float16|int8|binary]" in help_of("encode")
     assert "bfloat16 if the GPU or CPU supports it" in " ".join(help_of("encode").split())
     assert "bfloat16 if the GPU supports it" in " ".join(help_of("rerank").split())
+    assert "may be repeated [required]" in " ".join(help_of("compare").split())
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
+def test_a_command_with_settings_says_where_they_are(name, help_of):
+    text = help_of(name)
+    assert ("docs/settings.md has every KEY." in text) == ("--config.KEY=VALUE" in text)
 
 
 def test_help_loads_no_library():

@@ -17,6 +17,7 @@ from cocondenser_jax.settings import DECLARED_IN, declared_settings
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "figures")]
 import build_site  # noqa: E402
+import charts  # noqa: E402
 import draw  # noqa: E402
 import record  # noqa: E402
 from svg import WIDTH  # noqa: E402
@@ -117,6 +118,16 @@ def test_a_chart_has_the_numbers_of_the_page():
     rows = re.findall(r"^\|[^|]+\| (0\.\d+) \| (0\.\d+) \| 0\.\d+ \|", page, re.MULTILINE)
     assert heights == [number for row in rows for number in row]
     assert len(heights) == 10
+
+
+def test_the_first_page_has_the_numbers_of_the_results():
+    _, *shown = charts.rows_of("README.md", "| queries that people wrote")
+    names = ["BM25", "as published", "all-mpnet-base-v2", "both models"]
+    names = [names[0], *(f"{name}{fused}" for name in names[1:] for fused in ("", " + BM25"))]
+    for key, (_, *numbers) in zip(("cosqa", "lisa", "med", "scifact"), shown, strict=True):
+        _, *rows = charts.rows_of("docs/results.md", f"<!-- questions/{key} -->")
+        measured = {name: number for name, number, *_ in rows}
+        assert numbers == [measured[name] for name in names], key
 
 
 def test_curves_are_recorded_as_means_of_their_lines(tmp_path):

@@ -76,7 +76,13 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
                 pass  # with others, faiss cannot be trained
             _train(index, vectors, factory)
         for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards"), check):
-            index.add(block_NxD)
+            try:
+                index.add(block_NxD)
+            except RuntimeError as error:  # such as IDMap, which wants a number with each vector
+                raise UserError(
+                    f"an index {factory!r} takes no vectors by themselves: expected, for instance,"
+                    " Flat, HNSW32 or IVF1024,Flat"
+                ) from error
         # Given a name, faiss (1.15) only prints that the last block could not be written.
         with (folder / "index.faiss").open("wb") as file:
             writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]

@@ -43,6 +43,8 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
         build_index(embeddings, tmp_path / "index", factory="PQ8")
     with pytest.raises(UserError, match="'PQ5' for vectors of 32 numbers"):
         build_index(embeddings, tmp_path / "index", factory="PQ5")
+    with pytest.raises(UserError, match="'IDMap,Flat' takes no vectors by themselves"):
+        build_index(embeddings, tmp_path / "index", factory="IDMap,Flat")
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="already exists"):
         build_index(embeddings, index)

@@ -46,6 +46,7 @@ from cocondenser_jax.storage.model_folder import (
     files_of_vectors,
     is_cross_encoder,
     network_folders,
+    read_pair_settings,
     read_representation,
     tower_folder,
 )
@@ -185,11 +186,16 @@ def load_cross_encoder(
             "as cocondenser finetune makes with configs/cross_encoder.py"
         )
     require_loadable(folder)
+    longest, lowers_case = (None, False) if new_head else read_pair_settings(folder)
     task: Any = "sequence-classification"
     drawn = ("classifier.", "pooler.") if new_head else ()
     with loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
         backbone = Transformer(
-            str(folder), model_kwargs=NO_CODE | _DTYPE, transformer_task=task, **NO_OTHER_CODE
+            str(folder),
+            model_kwargs=NO_CODE | _DTYPE,
+            do_lower_case=lowers_case,
+            transformer_task=task,
+            **NO_OTHER_CODE,
         )
     if backbone.config.num_labels != 1:
         raise UserError(
@@ -198,7 +204,8 @@ def load_cross_encoder(
     require_rows(backbone, folder)
     limit = max_tokens(backbone.config)
     require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
-    backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
+    backbone.max_seq_length = max_length or min(longest or backbone.max_seq_length or limit, limit)
+    backbone.config_keys = [*backbone.config_keys, "do_lower_case"]  # as of a bi-encoder
     model = CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
     # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(

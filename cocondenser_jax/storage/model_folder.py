@@ -94,6 +94,26 @@ def lowers_case(folder: Path) -> bool:
     return module_files.lowers_case(modules, _read_files(folder, modules))
 
 
+def read_pair_settings(folder: Path) -> tuple[int | None, bool]:
+    """Returns what a cross-encoder's folder says of its inputs, in sentence-transformers' files.
+
+    Returns:
+      The tokens that are kept of a pair, None where nothing is said; and whether texts are lowered.
+
+    Raises:
+      UserError: for a prompt that is put before every pair, which is not supported.
+    """
+    modules = read_json(folder / MODULES) if (folder / MODULES).is_file() else None
+    try:
+        files = _read_files(folder, modules)
+        if prompt := module_files.default_prompt(modules, files):
+            raise ValueError(f"puts {prompt!r} before every pair, which is not supported")
+        longest = module_files.longest_input(modules, files)
+        return longest, module_files.lowers_case(modules, files)
+    except ValueError as error:
+        raise UserError(f"{folder} {error}") from error
+
+
 def files_of_vectors(folder: Path) -> list[Path]:
     """Returns all files that a folder's vectors depend on, those of its modules too."""
     return sorted({path for pattern in _OF_VECTORS for path in folder.rglob(pattern)})

@@ -153,6 +153,24 @@ def lowers_case(modules: Any, files: Mapping[str, Any]) -> bool:
     return bool(_transformer(files, network_path(modules))[1].get("do_lower_case"))
 
 
+def longest_input(modules: Any, files: Mapping[str, Any]) -> int | None:
+    """Returns how many tokens a folder's settings of its network keep; None: they do not say.
+
+    Args and errors are those of `from_files`.
+    """
+    name, network = _transformer(files, network_path(modules))
+    return _whole(network, "max_seq_length", name)
+
+
+def default_prompt(modules: Any, files: Mapping[str, Any]) -> str:
+    """Returns what is put before inputs for which no prompt is named; "" for nothing.
+
+    Args and errors are those of `from_files`.
+    """
+    settings = _mapping(files.get(SETTINGS, {}) if modules is not None else {}, SETTINGS)
+    return dict(_prompts(settings)).get(str(settings.get("default_prompt_name")), "")
+
+
 def similarity_of(settings: Mapping[str, Any]) -> Similarity:
     """Returns how a folder compares vectors, by its settings.
 

@@ -203,6 +203,19 @@ def test_every_site_row_and_head_has_a_dropout_seed_of_its_own(batch, variables)
     assert len(drawn) == len(set(drawn.tolist())) == 3 * rows
 
 
+def test_attention_weights_are_dropped_at_a_rate_of_their_own(batch, variables, monkeypatch):
+    rates = {3: set(), 4: set()}  # by the number of axes: hidden_BxLxD, weights_BxNxQxL
+
+    def spy(x, rate, seeds):
+        rates[x.ndim].add(rate)
+        return x
+
+    monkeypatch.setattr(encoder, "dropout", spy)
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
+    Condenser(config).apply(variables, *batch)
+    assert rates == {3: {0.2}, 4: {0.3}}
+
+
 def test_dropout_does_not_depend_on_the_padding(batch, variables):
     ids, mask, positions, seeds = batch
     mask = mask & (np.arange(16) < 12)

@@ -299,7 +299,7 @@ def test_the_work_is_logged_before_the_first_step(
         ({"corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
         ({"model": "gpt"}, "the weights of gpt lack "),
         ({"model": "gpt", "backend": "jax"}, "model_type is 'gpt2'; expected bert or roberta"),
-        ({"model": "empty"}, "cannot read empty/config.json"),
+        ({"model": "empty"}, "empty has no config.json: expected the folder of a model"),
         ({"data": "empty"}, "empty has no judgments of split 'test': expected qrels/test.tsv"),
         ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
         ({"workdir": "gpt"}, "gpt already exists: choose a new folder"),

@@ -3,14 +3,18 @@
 python -m experiments.results
 """
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.results import Rows, update_pages
-from cocondenser_jax.evaluation.significance import correct, format_p
+from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, correct, format_p
 from experiments.reproduce import EXPERIMENTS
 from papers.tables import Table, load_tables
 
-MAIN_P = "p nDCG@10"
+MAIN_METRIC = "nDCG@10"
+MAIN_P = f"p {MAIN_METRIC}"
+COUNTED = ("questions/cosqa", "questions/lisa", "questions/med", "questions/scifact")
 _NO_COLUMNS = ("recipe", "with", "seeds", "against", "measured")
 
 
@@ -21,15 +25,9 @@ def measured(table: Table) -> Rows:
     of tests in the table (Holm). A table with nDCG@10 shows the p of that metric alone. A figure of
     None was not measured.
     """
-    p_values = {
-        (name, key): value
-        for name, row in table["rows"].items()
-        for key, value in row.items()
-        if key.startswith("p ")
-    }
-    corrected = correct(p_values)
-    shown = {test: format_p(p, len(p_values)) for test, p in corrected.items()}
-    has_main_p = any(key == MAIN_P for _, key in p_values)
+    corrected = _corrected(table)
+    shown = {test: format_p(p, len(corrected)) for test, p in corrected.items()}
+    has_main_p = any(key == MAIN_P for _, key in corrected)
     titles = table.get("tests", {})
     rows = []
     for name, row in table["rows"].items():
@@ -50,6 +48,46 @@ def measured(table: Table) -> Rows:
     return rows
 
 
+def _corrected(table: Table) -> dict[tuple[str, str], float]:
+    """Returns the corrected p-values of a table, by row and key."""
+    return correct(
+        {
+            (name, key): value
+            for name, row in table["rows"].items()
+            for key, value in row.items()
+            if key.startswith("p ")
+        }
+    )
+
+
+def counted(tables: Iterable[Table]) -> Rows:
+    """Returns on which collections each row differs from the one that all are compared with.
+
+    A table is of one collection, whose name its title begins with. What counts is the main metric,
+    by the corrected p.
+    """
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for table in tables:
+        corrected = _corrected(table)
+        before = _main_figure(table["rows"][table["against"]])
+        for name, row in table["rows"].items():
+            if (name, MAIN_P) in corrected:
+                outcome = "no difference"
+                if corrected[name, MAIN_P] < SIGNIFICANCE_LEVEL:
+                    outcome = "helped" if _main_figure(row) > before else "harmed"
+                found[name][outcome].append(table["title"].partition(":")[0])
+    columns = ("helped", "no difference", "harmed")
+    return [
+        {"": name, **{column: ", ".join(outcomes[column]) for column in columns}}
+        for name, outcomes in found.items()
+    ]
+
+
+def _main_figure(row: Mapping[str, Any]) -> float:
+    (figures,) = row["measured"].values()
+    return figures[MAIN_METRIC]
+
+
 def _figure(value: float | None) -> str:
     if value is None:
         return ""
@@ -59,7 +97,8 @@ def _figure(value: float | None) -> str:
 def main() -> None:
     """Updates the tables of the pages."""
     tables = load_tables(EXPERIMENTS.folder)
-    update_pages({name: measured(table) for name, table in tables.items()})
+    rows = {name: measured(table) for name, table in tables.items()}
+    update_pages(rows | {"counted": counted(tables[name] for name in COUNTED)})
 
 
 if __name__ == "__main__":

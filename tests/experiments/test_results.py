@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.results import table as as_markdown
 from experiments.reproduce import EXPERIMENTS
-from experiments.results import measured
+from experiments.results import COUNTED, counted, measured
 from papers.tables import load_tables
 
 TABLES = load_tables(EXPERIMENTS.folder)
@@ -14,9 +14,11 @@ def test_the_pages_of_results_show_what_was_measured():
     docs = Path(__file__).parents[2] / "docs"
     names = "results.md", "results_small.md"
     page = "".join((docs / name).read_text(encoding="utf-8") for name in names)
-    assert len(TABLES) == page.count("<!-- end -->")
-    for name, table in TABLES.items():
-        assert f"<!-- {name} -->\n{as_markdown(measured(table))}<!-- end -->\n" in page
+    shown = {name: measured(table) for name, table in TABLES.items()}
+    shown["counted"] = counted(TABLES[name] for name in COUNTED)
+    assert len(shown) == page.count("<!-- end -->")
+    for name, rows in shown.items():
+        assert f"<!-- {name} -->\n{as_markdown(rows)}<!-- end -->\n" in page
     (row, *_), attention = measured(TABLES["ours/quickstart"]), measured(TABLES["ours/attention"])
     assert row == {"": "BM25", "MRR@10": "0.363", "Recall@100": "0.737", "seconds": "6"}
     assert attention[0]["layer 4"] == "4.46"
@@ -42,6 +44,25 @@ def test_a_table_with_ndcg_shows_the_p_of_that_metric_alone():
     row = {"measured": {"t": {"M": 0.5}}, "p M": 0.01, "p nDCG@10": 0.02, "seconds": 6}
     (shown,) = measured({"rows": {"a": row}})
     assert shown == {"": "a", "M": "0.500", "p nDCG@10": "0.02", "seconds": "6"}
+
+
+def test_a_difference_counts_after_correction_by_its_sign():
+    def table(title, **tested):
+        rows = {"as published": {"measured": {"t": {"nDCG@10": 0.5}}}}
+        for name, (figure, p) in tested.items():
+            rows[name] = {"measured": {"t": {"nDCG@10": figure}}, "p nDCG@10": p}
+        return {"title": f"{title}: what", "against": "as published", "rows": rows}
+
+    first = table(
+        "A", better=(0.6, 0.001), worse=(0.4, 0.001), lucky=(0.6, 0.03), other=(0.6, 0.04)
+    )
+    second = table("B", better=(0.6, 0.049), worse=(0.4, 0.2))
+    assert counted([first, second]) == [
+        {"": "better", "helped": "A", "no difference": "B", "harmed": ""},
+        {"": "worse", "helped": "", "no difference": "B", "harmed": "A"},
+        {"": "lucky", "helped": "", "no difference": "A", "harmed": ""},
+        {"": "other", "helped": "", "no difference": "A", "harmed": ""},
+    ]
 
 
 def test_the_contrastive_loss_alone_is_measured_wherever_cocondenser_is():

@@ -209,7 +209,11 @@ CURVES = "--out=plot.png --key=loss"
             f"{ATTENTION} --model=none",
             "none: no such folder, no network, and not in the hub's cache",
         ),
-        (attention, f"{ATTENTION} --model=data", "data has no config.json: expected the folder of a model"),
+        (
+            attention,
+            f"{ATTENTION} --model=data",
+            "data has no config.json: expected the folder of a model",
+        ),
         (attention, f"{ATTENTION} --texts=none.txt", "cannot read none.txt"),
         (attention, f"{ATTENTION} --texts=one", "folder one holds no .txt, .md, .jsonl"),
         (attention, f"{ATTENTION} --texts=blank.txt", "blank.txt holds no text"),

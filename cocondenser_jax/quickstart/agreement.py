@@ -257,7 +257,9 @@ def as_written(piece: str, text: str) -> str:
     bare_L = [_bare(character) for character in text]
     # The place of each letter of the bare text, and the end.
     places = [place for place, bare in enumerate(bare_L) for _ in bare] + [len(text)]
-    wanted = r"\W*".join(map(regex.escape, _bare(piece)))
+    # What may stand between two characters is not the second: a row of dots is gone through once.
+    first, *others = map(regex.escape, _bare(piece) or " ")
+    wanted = first + "".join(rf"[^\w{other}]*+{other}" for other in others)
     found = regex.search(wanted, "".join(bare_L))
     if found is None:
         return piece

@@ -94,6 +94,9 @@ def test_texts_to_judge_are_as_the_corpus_has_them(tmp_path, words, model_folder
         ("weiter 龘 x", "weiter x", "weiter 龘 x"),
         ("", "Some text", ""),
         ("a", "", "a"),
+        ("1 . . 2 ] ^ - & & x", "In 1 ... . 2]^-&&X.", "1 ... . 2]^-&&X"),
+        # A line that is not found again: the dots of the text are not tried in all ways.
+        (". " * 60 + "x", "Contents " + "." * 300 + " 12", ". " * 60 + "x"),
     ],
 )
 def test_a_query_is_as_its_text_has_it(piece, text, expected):

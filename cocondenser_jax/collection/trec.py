@@ -28,10 +28,10 @@ _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the
 Qrels = dict[str, dict[str, int]]
 Name = TypeVar("Name")  # of a passage: its id, or its row in an index
 # What a header of judgments calls its columns, see `tables.find_columns`; and where they stand
-# without one, by their number.
+# without one, by their number. Beside an id, `query` and `passage` may be texts.
 _JUDGMENT_NAMES = {
-    "query": ("queryid", "qid", "topic", "topicid"),
-    "passage": ("corpusid", "passageid", "pid", "docid", "docno", "documentid"),
+    "queryid": ("query", "qid", "topic", "topicid"),
+    "corpusid": ("passage", "passageid", "pid", "docid", "docno", "documentid"),
     "grade": ("score", "rel", "relevance", "label", "judgment"),
 }
 _JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}

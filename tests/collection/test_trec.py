@@ -107,6 +107,9 @@ def test_an_order_in_doubt_is_named(lines, warning, tmp_path, caplog):
         "corpus-id\tquery-id\tscore\nd1\tq1\t2\nd2\tq1\t0\n",
         "topic iter docno rel\nq1 0 d1 2\nq1 0 d2 0\n",
         "topic iteration label docno\nq1 0 2 d1\nq1 0 0 d2\n",
+        "query\tpassage\tgrade\nq1\td1\t2\nq1\td2\t0\n",
+        # Beside ids, these are texts.
+        "query-id\tquery\tcorpus-id\tpassage\tscore\nq1\ta\td1\tb\t2\nq1\ta\td2\tb\t0\n",
     ],
 )
 def test_judgments_of_every_origin_read_alike(content, tmp_path):
@@ -119,7 +122,8 @@ def test_judgments_of_every_origin_read_alike(content, tmp_path):
     [
         (b"topic iter docno rel\nq1\td1\t1\n", ":2: found 3 fields, fewer than in the header"),
         (b"qid\tdocid\tvalue\nq1\td1\t1\n", ":1: the score must be an integer, not 'value'"),
-        (b"qid\tquery-id\tdocid\n", ":1: the columns qid and query-id may all be the query"),
+        (b"qid\ttopic\tdocid\n", ":1: the columns qid and topic may all be the queryid: name one"),
+        (b"qid\tquery\tdocid\trel\n", ":1: the columns qid and query may all be the queryid"),
         (b"score,query text,query-id,corpus-id\n1,x,q1,d1\n", ":1: .* by ',', expected tabs"),
         (b'"query-id";"corpus-id";"score"\nq1;d1;1\n', ":1: .* by ';', expected tabs"),
         (b"q1\td1\t1\nqid\tdocid\trel\n", ":2: the score must be an integer, not 'rel'"),

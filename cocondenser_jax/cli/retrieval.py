@@ -109,7 +109,6 @@ def encode(
     json_out,
 ):
     """Encode passages into vectors; resumes an interrupted run."""
-    from cocondenser_jax.corpus.folders import require_not_read
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retrieval.embeddings import write_parquet
     from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
@@ -140,8 +139,6 @@ def encode(
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     if parquet and dtype in QUANTIZED:
         raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
-    if parquet:
-        require_not_read(corpus, parquet)
     with output_folder(out, task, grows=True) as folder:
         manifest = encode_corpus(
             encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine

@@ -93,14 +93,6 @@ def test_a_file_of_a_data_folder_is_not_replaced(name, folder, capsys):
     assert path.read_text() == "mine"
 
 
-def test_vectors_are_not_written_among_the_documents(folder, capsys):
-    (folder / "docs").mkdir()
-    words = "encode --model=m --corpus=docs --out=new --parquet=docs/v.parquet"
-    assert main(words.split()) == 2
-    assert "docs/v.parquet lies in the folder of the documents" in capsys.readouterr().err
-    assert not (folder / "new").exists()
-
-
 def test_what_is_no_path_is_no_file(folder):
     """A text that is the name of no file, such as a language, hinders nothing."""
     assert main("evaluate --run=one --qrels=judged --metrics=MRR@10 --json_out=MRR@10".split()) == 0

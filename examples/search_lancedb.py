@@ -15,7 +15,7 @@ import pyarrow.dataset
 
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_model
+from cocondenser_jax.retrieval.opening import open_query_model
 
 
 def load(embeddings: Path, database: Path) -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    model, name = open_model(arguments.embeddings, arguments.model)
+    model, name = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query)
 
     database = arguments.database / name

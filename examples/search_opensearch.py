@@ -19,7 +19,7 @@ from opensearchpy import OpenSearch, helpers
 
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_model
+from cocondenser_jax.retrieval.opening import open_query_model
 
 DEPTH = 100  # of each of the two rankings, before they are fused
 FUSION = {
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    model, name = open_model(arguments.embeddings, arguments.model)
+    model, name = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query).tolist()
 
     client = OpenSearch(arguments.database)

@@ -18,7 +18,7 @@ from pgvector.psycopg import register_vector
 
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_model
+from cocondenser_jax.retrieval.opening import open_query_model
 
 
 def load(connection: psycopg.Connection, table: str, embeddings: Path, size: int) -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    model, table = open_model(arguments.embeddings, arguments.model)
+    model, table = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query)
 
     with psycopg.connect(arguments.database) as connection:  # all in one transaction

@@ -14,7 +14,7 @@ from qdrant_client import QdrantClient, models
 
 from cocondenser_jax.cli.output import print_search
 from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_model
+from cocondenser_jax.retrieval.opening import open_query_model
 
 
 def load(client: QdrantClient, name: str, embeddings: Path, size: int) -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--top_k", type=int, default=10)
     arguments = parser.parse_args()
-    model, name = open_model(arguments.embeddings, arguments.model)
+    model, name = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query).tolist()
 
     client = QdrantClient(path=str(arguments.database))  # or url="http://...", of a server

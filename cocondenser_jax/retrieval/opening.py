@@ -158,7 +158,7 @@ def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
     return OpenIndex(load_as(model_folder, cut), partial(nearest, shards), passages)
 
 
-def open_model(folder: Path, model_folder: Path) -> tuple[SentenceTransformer, str]:
+def open_query_model(folder: Path, model_folder: Path) -> tuple[SentenceTransformer, str]:
     """Loads the model that encoded embeddings, to search where a database has them.
 
     Args:

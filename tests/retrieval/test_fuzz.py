@@ -335,8 +335,8 @@ def test_code_in_a_model_folder_is_not_run(
     ("module", "message"),
     [
         ({"path": "", "type": "foreign.Module"}, "'foreign.Module', which needs code of its own"),
-        ({"path": "../../x", "type": f"{MODULES}.Transformer"}, "cannot be loaded"),
-        ({"path": "/etc", "type": f"{MODULES}.Transformer"}, "cannot be loaded"),
+        ({"path": "../../x", "type": f"{MODULES}.Transformer"}, "has no config.json"),
+        ({"path": "/etc", "type": f"{MODULES}.Transformer"}, "has no config.json"),
     ],
 )
 def test_foreign_modules_are_refused_and_not_run(

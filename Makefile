@@ -38,8 +38,10 @@ lint: .venv/tools
 types: .venv/tools
 	$(BIN)/mypy
 
+# After a crash of one, pytest-xdist (3.8) would wait forever for the tests of its file.
+WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 unit: .venv/tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+	$(BIN)/python -m pytest $(WORKERS) tests
 
 optimized: .venv/tools
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest --numprocesses 2 tests/model/test_parity.py \
@@ -54,7 +56,7 @@ oldest: .venv-oldest/installed
 	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/checks/test_verify.py
 
 newest: .venv-newest/installed
-	.venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests
+	.venv-newest/bin/python -m pytest $(WORKERS) tests
 
 cluster: .venv/cluster
 	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py

@@ -52,23 +52,23 @@ wheel: .venv/tools
 	WHEEL=fresh $(BIN)/python -m pytest -p no:randomly tests/test_wheel.py
 
 oldest: .venv-oldest/installed
-	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retrieval \
-	  tests/pretrain/test_loop.py tests/finetune/test_bi_encoder.py tests/checks/test_verify.py
+	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retriever/search \
+	  tests/pretrain/test_loop.py tests/retriever/train/test_bi_encoder.py tests/checks/test_verify.py
 
 newest: .venv-newest/installed
 	.venv-newest/bin/python -m pytest $(WORKERS) tests
 
 cluster: .venv/cluster
-	$(BIN)/python -m pytest tests/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py
+	$(BIN)/python -m pytest tests/files/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py tests/test_frameworks.py
 
 trackers: .venv-trackers/installed
-	.venv-trackers/bin/python -m pytest -p no:randomly tests/storage/test_trackers.py
+	.venv-trackers/bin/python -m pytest -p no:randomly tests/files/test_trackers.py
 
 mteb: .venv/mteb
-	$(BIN)/python -m pytest -p no:randomly tests/test_mteb.py tests/collection/test_named.py
+	$(BIN)/python -m pytest -p no:randomly tests/test_mteb.py tests/retriever/data/test_named.py
 
 docs: .venv/docs
 	$(BIN)/python docs/build_site.py build/site
@@ -100,8 +100,8 @@ gpu-site:
 
 # No GPU, no driver and no CUDA toolkit are needed.
 plan-gpu: .venv/plan-gpu
-	PLAN_GPU=all $(BIN)/python -m pytest -p no:randomly tests/pretrain/test_machines.py \
-	  tests/pretrain/test_plan.py tests/benchmarks/test_launches.py tests/benchmarks/test_gpu_step.py
+	PLAN_GPU=all $(BIN)/python -m pytest -p no:randomly tests/plan/test_machines.py \
+	  tests/plan/test_plan.py tests/benchmarks/test_launches.py tests/benchmarks/test_gpu_step.py
 
 # With a Python that has this package, PyTorch for the CPU and JAX for the TPU.
 bench-tpu:

@@ -79,7 +79,7 @@ setup(
     python_requires=">=3.11",
     # Experiments are in configs/ at the top; a link in the package makes them a part of it.
     packages=find_packages(include=["cocondenser_jax*"]),
-    package_data={"cocondenser_jax": ["analysis/*.html", "convert/model_card.md"]},
+    package_data={"cocondenser_jax": ["retriever/compare/*.html", "convert/model_card.md"]},
     entry_points={"console_scripts": ["cocondenser = cocondenser_jax.cli:main"]},
     install_requires=[
         "numpy>=2",

@@ -234,10 +234,10 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
     """Returns the seconds of encoding the passages of a folder a second time, `n_rows` at once."""
     import torch
 
-    from cocondenser_jax.collection.folder import passage_text, read_corpus
     from cocondenser_jax.flax_encoder import run_in_flax
-    from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-    from cocondenser_jax.retrieval.models import load_retriever
+    from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
+    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+    from cocondenser_jax.retriever.search.models import load_retriever
 
     def ours(out: Path) -> None:
         encoding = Encoding(

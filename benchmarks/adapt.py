@@ -37,11 +37,11 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pipelines.proposals import propose_pretraining, with_overrides
 from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replicate
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.optimizer import AdamW
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, initial_state
-from cocondenser_jax.quickstart.proposals import propose_pretraining, with_overrides
 
 SCALE = 20.0  # of cosines, in their loss
 TOLERANCE = 1e-4  # of loss and gradient norm, relative

@@ -23,11 +23,11 @@ import numpy as np
 from cocondenser_jax.corpus.batches import Batch, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.compiled import collectives
+from cocondenser_jax.plan.compiled import collectives
+from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
+from cocondenser_jax.plan.plan import resolve_to_plan
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.pretrain.machines import find_machine, prepare_to_plan
-from cocondenser_jax.pretrain.plan import resolve_to_plan
 from cocondenser_jax.pretrain.step import at_shortest_length, split_rows
 from cocondenser_jax.settings import load_config
 

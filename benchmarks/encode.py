@@ -18,8 +18,8 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.results import report
-from cocondenser_jax.collection.folder import passage_text, read_corpus
-from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 
 
 def main() -> None:

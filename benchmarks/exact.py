@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.results import report
 from benchmarks.step import device_name
-from cocondenser_jax.retrieval.exact import nearest, nearest_in_torch
+from cocondenser_jax.retriever.search.exact import nearest, nearest_in_torch
 
 DEPTH = 100
 

@@ -20,22 +20,31 @@ KEYWORDS_LEFT_OUT = {"desc", "encoding", "flush", "strict"}  # texts, and guards
 TESTS = {
     "model/condenser.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
     "model/encoder.py": ["tests/model/test_condenser.py", "tests/model/test_parity.py"],
-    "collection/folder.py": ["tests/collection/test_folder.py", "tests/collection/test_layouts.py"],
+    "retriever/data/folder.py": [
+        "tests/retriever/data/test_folder.py",
+        "tests/retriever/data/test_layouts.py",
+    ],
     "convert/to_torch.py": [
         "tests/convert/test_to_torch.py",
         "tests/convert/test_representation.py",
     ],
     "corpus/examples.py": ["tests/corpus/test_examples.py", "tests/corpus/test_batches.py"],
     "corpus/store.py": ["tests/corpus/test_store.py"],
-    "finetune/hard_batches.py": [
-        "tests/finetune/test_hard_batches.py",
-        "tests/finetune/test_fuzz.py",
+    "retriever/train/hard_batches.py": [
+        "tests/retriever/train/test_hard_batches.py",
+        "tests/retriever/train/test_fuzz.py",
     ],
     "pretrain/checkpoint.py": ["tests/pretrain/test_checkpoint.py", "tests/pretrain/test_probe.py"],
     "pretrain/loop.py": ["tests/pretrain/test_loop.py", "tests/pretrain/test_hosts.py"],
-    "retrieval/encode.py": ["tests/retrieval/test_encode.py", "tests/cli/test_tasks.py"],
-    "retrieval/models.py": ["tests/retrieval/test_models.py", "tests/retrieval/test_fuzz.py"],
-    "workers.py": ["tests/test_workers.py", "tests/cli/test_tasks.py"],
+    "retriever/search/encode.py": [
+        "tests/retriever/search/test_encode.py",
+        "tests/cli/test_tasks.py",
+    ],
+    "retriever/search/models.py": [
+        "tests/retriever/search/test_models.py",
+        "tests/retriever/search/test_fuzz.py",
+    ],
+    "files/workers.py": ["tests/files/test_workers.py", "tests/cli/test_tasks.py"],
 }
 
 
@@ -78,10 +87,12 @@ def tests_of(root: Path, path: str) -> list[str]:
     """Names the test file of the same name, or those of the module that import the file."""
     if tests := TESTS.get(path.removeprefix("cocondenser_jax/")):
         return tests
-    _, module, name = path.removesuffix(".py").split("/")
+    module, _, name = path.removesuffix(".py").partition("/")[2].rpartition("/")
     if (root / f"tests/{module}/test_{name}.py").exists():
         return [f"tests/{module}/test_{name}.py"]
-    imports = re.compile(rf"cocondenser_jax\.{module}(\.{name}\b| import .*\b{name}\b)")
+    imports = re.compile(
+        rf"cocondenser_jax\.{module.replace('/', '.')}(\.{name}\b| import .*\b{name}\b)"
+    )
     tests = [
         test.relative_to(root).as_posix()
         for test in sorted((root / "tests" / module).glob("test_*.py"))

@@ -13,8 +13,8 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.results import report
-from cocondenser_jax.finetune.hard_batches import greedy_batches, pair_scores
-from cocondenser_jax.finetune.samplers import random_batches
+from cocondenser_jax.retriever.train.hard_batches import greedy_batches, pair_scores
+from cocondenser_jax.retriever.train.samplers import random_batches
 
 DEPTH, DIMENSIONS = 100, 32
 

@@ -21,9 +21,9 @@ import faiss
 import numpy as np
 
 from benchmarks.results import report
-from cocondenser_jax.collection.layouts import Passage
 from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.embeddings import (
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.search.embeddings import (
     MANIFEST,
     Manifest,
     open_shards,
@@ -33,9 +33,9 @@ from cocondenser_jax.retrieval.embeddings import (
     shard_vectors,
     write_shard,
 )
-from cocondenser_jax.retrieval.exact import float_blocks, nearest
-from cocondenser_jax.retrieval.index import build_index
-from cocondenser_jax.retrieval.quantized import Vectors
+from cocondenser_jax.retriever.search.exact import float_blocks, nearest
+from cocondenser_jax.retriever.search.index import build_index
+from cocondenser_jax.retriever.search.quantized import Vectors
 
 FACTORIES = ("IVF1024,PQ48", "IVF1024,SQ8")
 # Variances along the principal axes, by their rank; 1 on average.

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.encoder import float32_product
-from cocondenser_jax.pretrain.compiled import Launch, find_launches, n_launches, written_bytes
+from cocondenser_jax.plan.compiled import Launch, find_launches, n_launches, written_bytes
+from cocondenser_jax.plan.machines import Machine, find_machine, prepare_to_plan
+from cocondenser_jax.plan.plan import resolve_to_plan
 from cocondenser_jax.pretrain.devices import compile_step
-from cocondenser_jax.pretrain.machines import Machine, find_machine, prepare_to_plan
-from cocondenser_jax.pretrain.plan import resolve_to_plan
 from cocondenser_jax.settings import load_config
 
 

@@ -36,16 +36,17 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "cocondenser_jax"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 MODULES = (
-    "storage",
-    "workers",
+    "files",
+    "model_folder",
     "model",
     "pretrain",
+    "plan",
     "corpus",
     "convert",
-    "collection",
-    "finetune",
-    "retrieval",
-    "evaluation",
+    "retriever/data",
+    "retriever/train",
+    "retriever/search",
+    "retriever/compare",
 )
 # They import nothing of the package: a fork gives them to each mutant, which saves 20 seconds. Not
 # so bm25s (0.3.16), which starts JAX's threads: its locks would stay locked in the child.

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.results import report
 from benchmarks.step import device_name
-from cocondenser_jax.retrieval.exact import nearest
-from cocondenser_jax.retrieval.quantized import (
+from cocondenser_jax.retriever.search.exact import nearest
+from cocondenser_jax.retriever.search.quantized import (
     BINARY,
     INT8,
     BitVectors,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from benchmarks.results import report, write_rows
-from cocondenser_jax.storage.files import file_sha256
+from cocondenser_jax.files.whole import file_sha256
 
 KILLS_PER_RUN = 10
 AIMS = "any time", "step", "checkpoint"

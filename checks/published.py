@@ -25,20 +25,20 @@ from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.cli.output import print_table
-from cocondenser_jax.collection.folder import read_split
-from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.files.whole import new_folder, write_json
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.pretrain.devices import prepare_libtpu
-from cocondenser_jax.quickstart.comparison import rank_by_vectors
-from cocondenser_jax.quickstart.trial import Trial
-from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.storage.files import new_folder, write_json
+from cocondenser_jax.retriever.compare.comparison import rank_by_vectors
+from cocondenser_jax.retriever.compare.trial import Trial
+from cocondenser_jax.retriever.data.folder import read_split
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.retriever.data.trec import read_run
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.search.models import load_retriever
 
 TOLERANCE = 1e-5  # of scores, relative to the largest
 N_TEXTS = 64

@@ -37,15 +37,15 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.model_folder.modules import to_files
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient, prepare_libtpu
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.step import LossSettings, check_batch
-from cocondenser_jax.storage.files import write_json
-from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.module_files import to_files
 
 TWO_PASS_TOLERANCE = 1e-5  # two passes against one, relative
 TORCH_TOLERANCE = 1e-4  # Flax against PyTorch, relative

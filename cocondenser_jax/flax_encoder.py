@@ -19,11 +19,11 @@ from cocondenser_jax.convert.names import Params
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model_folder.folder import tower_folder
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode
 from cocondenser_jax.representation import POOLINGS, Representation
-from cocondenser_jax.retrieval.models import pooling_of, towers
-from cocondenser_jax.retrieval.same_vectors import require_same_vectors
-from cocondenser_jax.storage.model_folder import tower_folder
+from cocondenser_jax.retriever.search.models import pooling_of, towers
+from cocondenser_jax.retriever.search.same_vectors import require_same_vectors
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
 

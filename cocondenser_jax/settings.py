@@ -11,7 +11,7 @@ from cocondenser_jax import configs
 from cocondenser_jax.configs import cross_encoder, default, finetune
 from cocondenser_jax.declare import Setting, check_value, parse
 from cocondenser_jax.errors import UserError, lookup
-from cocondenser_jax.storage.runs import flatten
+from cocondenser_jax.files.runs import flatten
 
 PRETRAINING = "pretrain"
 # The file that declares the settings of a task; `config.task` names the task.

@@ -9,7 +9,7 @@ is, beside the choice of how much of the change is kept and the comparison,
     --config.data.store=STORE --config.warm_start=MODEL
 
 with a batch, a number of steps and pairs that fit the corpus and the machine
-(cocondenser_jax/quickstart/proposals.py). The vector is the model's own.
+(cocondenser_jax/pipelines/proposals.py). The vector is the model's own.
 """
 
 from ml_collections import ConfigDict

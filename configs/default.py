@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.trackers import TRACKERS
 from cocondenser_jax.model.config import BOUNDS
 from cocondenser_jax.representation import SPELLINGS
-from cocondenser_jax.storage.trackers import TRACKERS
 
 
 def _within(name: str) -> Interval:

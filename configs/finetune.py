@@ -50,8 +50,8 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.trackers import TRACKERS
 from cocondenser_jax.representation import POOLINGS, Similarity
-from cocondenser_jax.storage.trackers import TRACKERS
 
 # What fine-tuning has, whatever its task.
 GENERAL = {

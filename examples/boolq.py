@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import new_folder, numbered_lines, parse_object
+from cocondenser_jax.files.whole import new_folder, numbered_lines, parse_object
 
 MIN_WORDS = 20  # of a paragraph
 MIN_OVERLAP = 0.7

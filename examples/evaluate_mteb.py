@@ -19,7 +19,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 
 import cocondenser_jax as cj
-from cocondenser_jax.collection.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.folder import read_corpus, read_split
 
 
 def folder_task(folder: Path, split: str = "test", language: str = "eng-Latn") -> Any:

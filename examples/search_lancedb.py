@@ -14,8 +14,8 @@ import lancedb
 import pyarrow.dataset
 
 from cocondenser_jax.cli.output import print_search
-from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_query_model
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.search.opening import open_query_model
 
 
 def load(embeddings: Path, database: Path) -> None:

@@ -18,8 +18,8 @@ import pyarrow.dataset
 from opensearchpy import OpenSearch, helpers
 
 from cocondenser_jax.cli.output import print_search
-from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_query_model
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.search.opening import open_query_model
 
 DEPTH = 100  # of each of the two rankings, before they are fused
 FUSION = {

@@ -17,8 +17,8 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 
 from cocondenser_jax.cli.output import print_search
-from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_query_model
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.search.opening import open_query_model
 
 
 def load(connection: psycopg.Connection, table: str, embeddings: Path, size: int) -> None:

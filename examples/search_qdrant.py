@@ -13,8 +13,8 @@ import pyarrow.dataset
 from qdrant_client import QdrantClient, models
 
 from cocondenser_jax.cli.output import print_search
-from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.retrieval.opening import open_query_model
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.search.opening import open_query_model
 
 
 def load(client: QdrantClient, name: str, embeddings: Path, size: int) -> None:

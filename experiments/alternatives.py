@@ -32,10 +32,10 @@ from sentence_transformers.sentence_transformer.training_args import (
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cocondenser_jax.collection.folder import passage_text, read_corpus
-from cocondenser_jax.finetune.processes import on_one_gpu
-from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.files.whole import new_folder
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
+from cocondenser_jax.retriever.search.models import load_retriever
+from cocondenser_jax.retriever.train.processes import on_one_gpu
 
 DELETED = 0.6  # of the words, the best fraction in section 5 of TSDAE
 LENGTH = 128

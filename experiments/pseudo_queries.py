@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cocondenser_jax.corpus.examples import MIN_WORDS
-from cocondenser_jax.quickstart.agreement import N_WORDS
+from cocondenser_jax.pipelines.agreement import N_WORDS
 
 MOST_WORDS = 30  # of a sentence
 _END = re.compile(r"(?<=[.!?:])\s+|\n+")

@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from cocondenser_jax.collection.folder import read_split
-from cocondenser_jax.collection.trec import Run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.exact import nearest
+from cocondenser_jax.retriever.data.folder import read_split
+from cocondenser_jax.retriever.data.trec import Run, write_run
+from cocondenser_jax.retriever.search.exact import nearest
 from experiments.vectors import open_embeddings, read_vectors
 
 N_NEAREST = 10  # queries of the log, as in the paper

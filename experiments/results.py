@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.results import Rows, update_pages
-from cocondenser_jax.evaluation.significance import SIGNIFICANCE_LEVEL, correct, format_p
+from cocondenser_jax.retriever.data.significance import SIGNIFICANCE_LEVEL, correct, format_p
 from experiments.reproduce import EXPERIMENTS
 from papers.tables import Table, load_tables
 

@@ -31,28 +31,28 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.cli.output import print_table
-from cocondenser_jax.collection.folder import (
+from cocondenser_jax.corpus.batches import held_out_documents
+from cocondenser_jax.corpus.examples import MIN_WORDS
+from cocondenser_jax.corpus.pairs import split_crops, split_sentence
+from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.pipelines.agreement import agreement, decode_spans, fused_ranking
+from cocondenser_jax.retriever.compare.comparison import FUSION
+from cocondenser_jax.retriever.compare.verdict import decide
+from cocondenser_jax.retriever.data.folder import (
     passage_text,
     read_corpus,
     read_split,
     relevant_passages,
 )
-from cocondenser_jax.collection.layouts import Passage
-from cocondenser_jax.collection.trec import Qrels, Run
-from cocondenser_jax.corpus.batches import held_out_documents
-from cocondenser_jax.corpus.examples import MIN_WORDS
-from cocondenser_jax.corpus.pairs import split_crops, split_sentence
-from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.evaluation.ranking import evaluate_run
-from cocondenser_jax.evaluation.significance import compare
-from cocondenser_jax.quickstart.agreement import agreement, decode_spans, fused_ranking
-from cocondenser_jax.quickstart.comparison import FUSION
-from cocondenser_jax.quickstart.verdict import decide
-from cocondenser_jax.retrieval.bm25 import bm25_run
-from cocondenser_jax.retrieval.fuse import fuse_runs
-from cocondenser_jax.retrieval.models import blend, load_retriever
-from cocondenser_jax.retrieval.search import search_vectors
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.retriever.data.significance import compare
+from cocondenser_jax.retriever.data.trec import Qrels, Run
+from cocondenser_jax.retriever.search.bm25 import bm25_run
+from cocondenser_jax.retriever.search.fuse import fuse_runs
+from cocondenser_jax.retriever.search.models import blend, load_retriever
+from cocondenser_jax.retriever.search.search import search_vectors
 from experiments.pseudo_queries import rarest_words, words_in_a_row
 
 ALPHAS = (1.0, 0.5)  # how much of the change of the weights is kept

@@ -27,12 +27,12 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from torch.nn.functional import kl_div, log_softmax, normalize
 from tqdm import tqdm
 
-from cocondenser_jax.collection.folder import passage_text
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.embeddings import passage_at, read_manifest
-from cocondenser_jax.retrieval.models import is_normalized
-from cocondenser_jax.retrieval.opening import OpenIndex
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.files.whole import new_folder
+from cocondenser_jax.retriever.data.folder import passage_text
+from cocondenser_jax.retriever.search.embeddings import passage_at, read_manifest
+from cocondenser_jax.retriever.search.models import is_normalized
+from cocondenser_jax.retriever.search.opening import OpenIndex
 from experiments.pseudo_queries import make_queries
 from experiments.vectors import open_embeddings, read_vectors
 

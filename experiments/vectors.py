@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.embeddings import shard_vectors
-from cocondenser_jax.retrieval.exact import float_blocks
-from cocondenser_jax.retrieval.opening import OpenIndex, open_index
+from cocondenser_jax.retriever.search.embeddings import shard_vectors
+from cocondenser_jax.retriever.search.exact import float_blocks
+from cocondenser_jax.retriever.search.opening import OpenIndex, open_index
 
 
 def open_embeddings(embeddings: Path, model: Path) -> OpenIndex:

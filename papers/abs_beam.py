@@ -15,8 +15,8 @@ import numpy as np
 import scipy.sparse
 
 from cocondenser_jax import cli
-from cocondenser_jax.finetune import samplers
-from cocondenser_jax.finetune.hard_batches import pair_scores, separate
+from cocondenser_jax.retriever.train import samplers
+from cocondenser_jax.retriever.train.hard_batches import pair_scores, separate
 
 BEAM = 3  # k of the study's code; the report names none
 

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from cocondenser_jax.collection.folder import (
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import new_folder, write_text
+from cocondenser_jax.retriever.data.folder import (
     read_corpus,
     read_split,
     split_files,
     with_positives,
 )
-from cocondenser_jax.collection.trec import Qrels, first_passages, read_run, write_run
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import new_folder, write_text
+from cocondenser_jax.retriever.data.trec import Qrels, first_passages, read_run, write_run
 from papers.figures.output import run_script
 
 DEPTH = 1000  # of the run

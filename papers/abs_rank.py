@@ -18,9 +18,9 @@ from unittest.mock import patch
 import torch
 
 from cocondenser_jax import cli
-from cocondenser_jax.finetune import bi_encoder
-from cocondenser_jax.finetune.losses import InBatchLoss
-from cocondenser_jax.retrieval.models import new_parameters
+from cocondenser_jax.retriever.search.models import new_parameters
+from cocondenser_jax.retriever.train import bi_encoder
+from cocondenser_jax.retriever.train.losses import InBatchLoss
 
 SEED = 42  # of the scorer
 

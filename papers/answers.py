@@ -21,11 +21,11 @@ from pathlib import Path
 import regex as re  # Python's own re has no \p{...}
 
 from cocondenser_jax.cli.output import print_metrics
-from cocondenser_jax.collection.folder import read_named
-from cocondenser_jax.collection.trec import Run, first_passages, read_run, write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import Metrics, check_results, mean_over_queries
-from cocondenser_jax.storage.files import numbered_lines, parse_object, write_json
+from cocondenser_jax.files.whole import numbered_lines, parse_object, write_json
+from cocondenser_jax.retriever.data.folder import read_named
+from cocondenser_jax.retriever.data.ranking import Metrics, check_results, mean_over_queries
+from cocondenser_jax.retriever.data.trec import Run, first_passages, read_run, write_run
 from papers.figures.output import run_script, whole_numbers
 
 # Words of letters, digits and marks, or one other character that is neither space nor control.

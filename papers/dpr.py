@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import ijson
 
-from cocondenser_jax.collection.trec import write_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import new_folder, write_text
+from cocondenser_jax.files.whole import new_folder, write_text
+from cocondenser_jax.retriever.data.trec import write_run
 from papers.figures.output import run_script
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError, lookup
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.files.whole import new_folder
 from papers import data_folders
 from papers.downloads import Published, Source, find, require_as_published
 from papers.estimates import require_free

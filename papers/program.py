@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError, lookup
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.files.whole import write_json
 from papers import estimates
 from papers.gpus import on_gpus
 from papers.steps import (
@@ -167,7 +167,7 @@ def execute(command: Command) -> int:
 
     `cocondenser ...` and `python ...` run with this Python, whatever is on the PATH.
     """
-    from cocondenser_jax.retrieval.gpus import visible_gpus  # imports PyTorch
+    from cocondenser_jax.retriever.search.gpus import visible_gpus  # imports PyTorch
 
     command, variables = on_gpus(command, visible_gpus(in_torch=True))
     shown = [f"{name}={value}" for name, value in variables.items()]

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense
 
+from cocondenser_jax.files.whole import new_folder
 from cocondenser_jax.representation import AS_IN_PAPERS, Given
-from cocondenser_jax.retrieval.models import load_retriever, new_parameters
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.retriever.search.models import load_retriever, new_parameters
 from papers.figures.output import at_least, run_script
 
 

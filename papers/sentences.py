@@ -44,11 +44,11 @@ from sentence_transformers.sentence_transformer.losses import (
 
 from cocondenser_jax.cli.output import print_metrics
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune.processes import on_one_gpu
-from cocondenser_jax.finetune.training_data import sample
+from cocondenser_jax.files.whole import new_folder, read_lines, require_absent
 from cocondenser_jax.representation import Given
-from cocondenser_jax.retrieval.models import load_retriever, new_parameters, uses_bfloat16
-from cocondenser_jax.storage.files import new_folder, read_lines, require_absent
+from cocondenser_jax.retriever.search.models import load_retriever, new_parameters, uses_bfloat16
+from cocondenser_jax.retriever.train.processes import on_one_gpu
+from cocondenser_jax.retriever.train.training_data import sample
 from papers.figures.output import at_least, run_script
 
 BATCH_SIZE = 16

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from cocondenser_jax.errors import lookup
-from cocondenser_jax.evaluation.significance import compare, correct, format_p
-from cocondenser_jax.storage.files import read_json
+from cocondenser_jax.files.whole import read_json
+from cocondenser_jax.retriever.data.significance import compare, correct, format_p
 from papers.steps import Folders, Step, means
 
 Table = Mapping[str, Any]

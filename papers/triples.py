@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cocondenser_jax.collection.trec import write_results
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import numbered_lines
+from cocondenser_jax.files.whole import numbered_lines
+from cocondenser_jax.retriever.data.trec import write_results
 from papers.figures.output import at_least, run_script
 
 _HELD = 2  # negatives in memory for each that is kept

@@ -317,7 +317,7 @@ def small_disk():
 @pytest.fixture
 def hold():
     """Gives a function that starts another process, which holds a folder until the test ends."""
-    code = "import sys, pathlib; from cocondenser_jax.storage.runs import lock_folder\n"
+    code = "import sys, pathlib; from cocondenser_jax.files.runs import lock_folder\n"
     code += "with lock_folder(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     with contextlib.ExitStack() as stack:
 

@@ -97,7 +97,7 @@ def make_model(tmp_path_factory):
 @pytest.fixture
 def unread_corpus(monkeypatch):
     """From now on, a test fails that reads a corpus.jsonl: a mistake is to be found before."""
-    from cocondenser_jax.collection import layouts
+    from cocondenser_jax.retriever.data import layouts
 
     read = layouts.read_passages
 

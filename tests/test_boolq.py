@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.collection.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.folder import read_corpus, read_split
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,7 +13,7 @@ import pytest
 
 import cocondenser_jax as cj
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_corpus, read_queries
+from cocondenser_jax.retriever.data.folder import read_corpus, read_queries
 from tests.opensearch import Cluster, inner_product_score, serving
 from tests.world import write_retriever
 

@@ -13,7 +13,7 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.representation import Given
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from tests.retrieval_data import read_vectors
 from tests.world import write_records, write_retriever
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import cocondenser_jax
 from cocondenser_jax.cli import main
+from cocondenser_jax.files.metrics import forget_steps_after
+from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.settings import load_config
-from cocondenser_jax.storage.files import read_json
-from cocondenser_jax.storage.metrics import forget_steps_after
 from tests.mutations import assert_read_or_refused, fuzz, fuzz_content, jsonl
 
 _JSON = json.dumps(

@@ -23,16 +23,16 @@ from cocondenser_jax.corpus.same_tokens import tokens_in_training
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import load_encoder as load_in_flax
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.quickstart.backends import open_model, require_same_reading
-from cocondenser_jax.representation import passage_prompt, query_prompt
-from cocondenser_jax.retrieval.encode import Encoding, load_encoder
-from cocondenser_jax.retrieval.lengths import max_tokens
-from cocondenser_jax.retrieval.models import load_as, pooled_size
-from cocondenser_jax.storage.model_folder import (
+from cocondenser_jax.model_folder.folder import (
     linked_folder,
     read_representation,
     write_resolved,
 )
+from cocondenser_jax.pipelines.backends import open_model, require_same_reading
+from cocondenser_jax.representation import passage_prompt, query_prompt
+from cocondenser_jax.retriever.search.encode import Encoding, load_encoder
+from cocondenser_jax.retriever.search.lengths import max_tokens
+from cocondenser_jax.retriever.search.models import load_as, pooled_size
 from tests.mutations import fuzz
 from tests.published_contradictions import apply_changes, changes
 from tests.published_folders import write_folder

@@ -25,12 +25,12 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.finetune.hard_batches import load_batches
+from cocondenser_jax.files.whole import read_json
+from cocondenser_jax.model_folder.hub import find_folder
 from cocondenser_jax.pretrain.checkpoint import read_arrays
-from cocondenser_jax.retrieval.embeddings import PASSAGES, map_table
-from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.storage.files import read_json
-from cocondenser_jax.storage.hub import find_folder
+from cocondenser_jax.retriever.search.embeddings import PASSAGES, map_table
+from cocondenser_jax.retriever.search.models import load_retriever
+from cocondenser_jax.retriever.train.hard_batches import load_batches
 
 
 class Row(NamedTuple):
@@ -308,7 +308,7 @@ def test_other_broken_files(case, tmp_path):
     ],
 )
 def test_a_broken_shard_is_none(content, tmp_path):
-    """Its readers then say which one is missing or damaged (tests/retrieval/test_fuzz.py)."""
+    """Its readers then say which one is missing or damaged."""
     path = tmp_path / "shard.arrow"
     path.write_bytes(SHARD)
     assert map_table(path, PASSAGES, 2) is not None

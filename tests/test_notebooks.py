@@ -10,7 +10,7 @@ import pytest
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.representation import Given
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from tests.world import TINY, as_flags, write_tokenizer
 
 nbformat = pytest.importorskip("nbformat", reason="make docs installs and runs the notebooks")

@@ -22,17 +22,17 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import evaluate_run
+from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model.condenser import Condenser, init_params
-from cocondenser_jax.quickstart import adapt as adapt_module
-from cocondenser_jax.quickstart.backends import BACKENDS
+from cocondenser_jax.pipelines import adapt as adapt_module
+from cocondenser_jax.pipelines.backends import BACKENDS
 from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.retrieval.opening import open_index
-from cocondenser_jax.retrieval.search import search_run
-from cocondenser_jax.storage.files import read_object, write_json
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.search.models import load_retriever
+from cocondenser_jax.retriever.search.opening import open_index
+from cocondenser_jax.retriever.search.search import search_run
 from tests.published import EXACT, ROWS, Case
 from tests.published_folders import write_folder
 from tests.published_networks import POSITIONS

@@ -30,8 +30,8 @@ def page_blocks():
 def workdir(tmp_path_factory):
     """A folder with what the page's examples read: text, tokenizer, run, index and judgments."""
     from cocondenser_jax.corpus.tokenizer import load_tokenizer
-    from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-    from cocondenser_jax.retrieval.index import build_index
+    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+    from cocondenser_jax.retriever.search.index import build_index
 
     folder = tmp_path_factory.mktemp("python")
     texts = [
@@ -165,7 +165,7 @@ def test_another_name_is_an_attribute_error():
             "import cocondenser_jax.pretrain.loop, cocondenser_jax.pretrain.export",
             "torch transformers datasets",
         ),
-        ("import cocondenser_jax.quickstart.compare", "jax flax"),
+        ("import cocondenser_jax.retriever.compare.compare", "jax flax"),
     ],
 )
 def test_what_is_slow_to_import_is_not_loaded_where_it_is_not_needed(statement, slow):

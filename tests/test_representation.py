@@ -19,6 +19,9 @@ from sentence_transformers.sentence_transformer.modules import (
 
 from cocondenser_jax import representation as module
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.model_folder.folder import ROUTER, read_representation
+from cocondenser_jax.model_folder.modules import MODULES, SETTINGS, from_files, json_files, to_files
 from cocondenser_jax.representation import (
     SPELLINGS,
     Given,
@@ -31,10 +34,7 @@ from cocondenser_jax.representation import (
     to_json,
     with_given,
 )
-from cocondenser_jax.retrieval.models import load_retriever
-from cocondenser_jax.storage.files import write_json
-from cocondenser_jax.storage.model_folder import ROUTER, read_representation
-from cocondenser_jax.storage.module_files import MODULES, SETTINGS, from_files, json_files, to_files
+from cocondenser_jax.retriever.search.models import load_retriever
 
 EVERYTHING = Representation(
     pooling="mean",

@@ -13,6 +13,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default as pretraining
 from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.settings import (
     DECLARED_IN,
@@ -22,7 +23,6 @@ from cocondenser_jax.settings import (
     load_config,
     override,
 )
-from cocondenser_jax.storage.runs import flatten
 
 ROOT = Path(__file__).parents[1]
 ROWS = [

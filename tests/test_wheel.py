@@ -101,7 +101,7 @@ def test_the_wheel_holds_every_module_page_and_config(wheel):
         *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("cocondenser_jax/**/*.py")),
         "cocondenser_jax/py.typed",
         "cocondenser_jax/convert/model_card.md",
-        "cocondenser_jax/analysis/page.html",
+        "cocondenser_jax/retriever/compare/page.html",
         *(f"cocondenser_jax/configs/{path.name}" for path in ROOT.glob("configs/*.py")),
     }
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from cocondenser_jax.storage.files import new_folder
+from cocondenser_jax.files.whole import new_folder
 
 
 def make(folder, task, failing=(), slow=()):

@@ -21,10 +21,10 @@ from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
 from cocondenser_jax.corpus.repeats import list_stages
 from cocondenser_jax.corpus.sources import open_source, read_documents
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
+from cocondenser_jax.files.runs import write_checksums
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import named_arrays
 from cocondenser_jax.pretrain.experiment import resolve_without_store
-from cocondenser_jax.storage.runs import write_checksums
 
 WORDS = "red green blue stone river cloud tree house bird fish salt iron wind snow fire".split()
 # Suffix of a file → how its content is packed.

@@ -146,7 +146,7 @@ def _report_usage(error: click.UsageError) -> int:
 
 def _report(error: object) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # one of the processes that torchrun has started
-        from cocondenser_jax.finetune.processes import main_process_reports
+        from cocondenser_jax.retriever.train.processes import main_process_reports
 
         if main_process_reports():
             return 2

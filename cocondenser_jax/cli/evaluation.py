@@ -13,7 +13,7 @@ from cocondenser_jax.cli.flags import (
     required,
 )
 from cocondenser_jax.cli.output import print_metrics, print_table, print_text
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.files.whole import write_json
 
 # What is shown of a comparison: its key, the head of its column, and how a value is formatted.
 _COLUMNS = {
@@ -53,14 +53,14 @@ _COLUMNS = {
 )
 def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
-    from cocondenser_jax.analysis.changes import Judged, Ranking, first_of
-    from cocondenser_jax.collection.folder import read_queries, require_known
-    from cocondenser_jax.collection.trec import read_qrels, read_run
-    from cocondenser_jax.evaluation.ranking import evaluate_run, parse_metric, require_results
-    from cocondenser_jax.evaluation.significance import compare, format_interval, format_p
+    from cocondenser_jax.retriever.compare.changes import Judged, Ranking, first_of
+    from cocondenser_jax.retriever.data.folder import read_queries, require_known
+    from cocondenser_jax.retriever.data.ranking import evaluate_run, parse_metric, require_results
+    from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
+    from cocondenser_jax.retriever.data.trec import read_qrels, read_run
 
     if data:
-        from cocondenser_jax.analysis.report import write_changes
+        from cocondenser_jax.retriever.compare.report import write_changes
     names = [name.strip() for name in metrics.split(",")]
     for name in names:
         parse_metric(name)  # a mistake need not wait for the runs

@@ -12,9 +12,9 @@ import click
 
 from cocondenser_jax.corpus.folders import is_accepted, require_not_read
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import read_object, require_writable
-from cocondenser_jax.storage.tables import is_data_file
-from cocondenser_jax.workers import Engine, Executor
+from cocondenser_jax.files.tables import is_data_file
+from cocondenser_jax.files.whole import read_object, require_writable
+from cocondenser_jax.files.workers import Engine, Executor
 
 
 class _Group(click.Group):
@@ -126,7 +126,7 @@ def _with_folder(parameter: click.Parameter, value: Any) -> Any:
 def _found(name: str | Path) -> str | Path:
     if ":" not in str(name):
         return name
-    from cocondenser_jax.collection.named import find_data
+    from cocondenser_jax.retriever.data.named import find_data
 
     return find_data(name)
 

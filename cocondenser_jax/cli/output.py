@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from cocondenser_jax.errors import escape_control, first_words
-from cocondenser_jax.storage.files import write_json
-from cocondenser_jax.storage.runs import flatten
+from cocondenser_jax.files.runs import flatten
+from cocondenser_jax.files.whole import write_json
 
 if TYPE_CHECKING:  # --help loads no NumPy
-    from cocondenser_jax.collection.layouts import Passage
+    from cocondenser_jax.retriever.data.layouts import Passage
 
 _SECONDS_BETWEEN_LINES = 30  # of a bar
 _INDENT = 5  # of a passage's text, in characters

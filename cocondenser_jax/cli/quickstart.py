@@ -28,9 +28,9 @@ _LANGUAGE = flag(
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
-    from cocondenser_jax.analysis.report import comparison_table
+    from cocondenser_jax.pipelines.quickstart import quickstart
     from cocondenser_jax.pretrain.devices import prepare_libtpu
-    from cocondenser_jax.quickstart.quickstart import quickstart
+    from cocondenser_jax.retriever.compare.report import comparison_table
 
     prepare_libtpu()
     rows, summary = quickstart(workdir)
@@ -79,8 +79,8 @@ def adapt(
     overrides,
 ):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
+    from cocondenser_jax.pipelines.adapt import Options, adapt
     from cocondenser_jax.pretrain.devices import prepare_libtpu
-    from cocondenser_jax.quickstart.adapt import Options, adapt
     from cocondenser_jax.representation import Given
 
     given = Given(
@@ -115,8 +115,8 @@ def compare(
     data, corpus, model, workdir, split, metric, language, test_passages, ignore_identical_ids
 ):
     """Compare BM25 and models, alone and fused, on your queries, judged or not; resumes."""
-    from cocondenser_jax.quickstart.compare import compare
-    from cocondenser_jax.quickstart.trial import Trial, with_first
+    from cocondenser_jax.retriever.compare.compare import compare
+    from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
     trial = Trial(
         data=data,
@@ -159,7 +159,7 @@ def _print_search(flags: Sequence[str]) -> None:
 )
 def report(workdir, out):
     """Write one HTML page with the curves, settings, data and versions of runs."""
-    from cocondenser_jax.analysis.report import write_run_report
+    from cocondenser_jax.retriever.compare.report import write_run_report
 
     write_run_report(workdir, out)
     print_text(out)

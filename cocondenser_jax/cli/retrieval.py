@@ -30,7 +30,7 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.cli.output import print_metrics, print_search
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.files.whole import write_json
 
 _INDEX = flag("--index", Path, "the folder that index wrote")
 _EMBEDDINGS = flag(
@@ -109,11 +109,11 @@ def encode(
     json_out,
 ):
     """Encode passages into vectors; resumes an interrupted run."""
+    from cocondenser_jax.files.remote import output_folder
     from cocondenser_jax.representation import Given
-    from cocondenser_jax.retrieval.embeddings import write_parquet
-    from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-    from cocondenser_jax.retrieval.quantized import QUANTIZED
-    from cocondenser_jax.storage.remote import output_folder
+    from cocondenser_jax.retriever.search.embeddings import write_parquet
+    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+    from cocondenser_jax.retriever.search.quantized import QUANTIZED
 
     encoding = Encoding(
         model=model,
@@ -157,8 +157,8 @@ def encode(
 )
 def index(embeddings, out, factory, json_out):
     """Build a faiss index of embeddings."""
-    from cocondenser_jax.retrieval.index import build_index
-    from cocondenser_jax.storage.remote import output_folder
+    from cocondenser_jax.files.remote import output_folder
+    from cocondenser_jax.retriever.search.index import build_index
 
     with output_folder(out) as folder:
         manifest = build_index(embeddings, folder, factory)
@@ -202,8 +202,8 @@ def search(
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
-        from cocondenser_jax.retrieval.opening import VectorSearch, open_index
-        from cocondenser_jax.retrieval.search import search_text_timed
+        from cocondenser_jax.retriever.search.opening import VectorSearch, open_index
+        from cocondenser_jax.retriever.search.search import search_text_timed
 
         opened = open_index(
             index or embeddings,
@@ -231,7 +231,7 @@ def _lexical_search(
     corpus: str, language: str | None, k: int
 ) -> Callable[[str], tuple[Any, dict[str, float]]]:
     """Indexes passages for BM25; returns what finds them, without loading PyTorch."""
-    from cocondenser_jax.retrieval.bm25 import find_passages, index_corpus
+    from cocondenser_jax.retriever.search.bm25 import find_passages, index_corpus
 
     index = index_corpus(corpus, language)
 
@@ -285,13 +285,13 @@ def retrieve(
     ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.collection.folder import (
+    from cocondenser_jax.retriever.data.folder import (
         read_asked,
         relevant_passages,
         warn_of_missing,
     )
-    from cocondenser_jax.retrieval.opening import VectorSearch, open_index
-    from cocondenser_jax.retrieval.search import count_passages, retrieve
+    from cocondenser_jax.retriever.search.opening import VectorSearch, open_index
+    from cocondenser_jax.retriever.search.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
     # A mistake in them need not wait for the index.

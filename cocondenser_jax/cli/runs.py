@@ -35,7 +35,7 @@ _CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {SOURC
 )
 def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1, b, language):
     """Rank passages by BM25 for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.retrieval.bm25 import Bm25Settings, Searched, write_bm25_run
+    from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
 
     metrics = write_bm25_run(
         Searched(data, split, corpus),
@@ -63,13 +63,13 @@ def _parse_weights(text: str) -> list[float]:
 )
 def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     """Fuse several runs into one, by ranks or by scores."""
-    from cocondenser_jax.collection.own_passages import (
+    from cocondenser_jax.retriever.data.own_passages import (
         drop_identical_ids,
         likely_own_passages,
         warn_of_own_results,
     )
-    from cocondenser_jax.collection.trec import read_run, write_run
-    from cocondenser_jax.retrieval.fuse import check_runs, fuse_runs
+    from cocondenser_jax.retriever.data.trec import read_run, write_run
+    from cocondenser_jax.retriever.search.fuse import check_runs, fuse_runs
 
     runs = [read_run(file) for file in run]
     if ignore_identical_ids:  # before ranks and scores are counted
@@ -108,7 +108,7 @@ def rerank(
     ignore_identical_ids,
 ):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
-    from cocondenser_jax.retrieval.rerank import Candidates, rerank
+    from cocondenser_jax.retriever.search.rerank import Candidates, rerank
 
     candidates = Candidates(
         data=data,
@@ -136,7 +136,7 @@ def rerank(
 )
 def mine(run, data, split, out, depth, denoise_run, denoise_below, json_out):
     """Collect the negatives that finetune samples from, out of one or more runs."""
-    from cocondenser_jax.retrieval.mine import Denoising, mine
+    from cocondenser_jax.retriever.search.mine import Denoising, mine
 
     denoising = Denoising(denoise_run, below=denoise_below) if denoise_run else None
     metrics = mine(run, data, split, out, depth=depth, denoising=denoising)

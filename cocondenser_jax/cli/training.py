@@ -69,7 +69,7 @@ def corpus(
 ):
     """Split and tokenize documents into a token store for pretrain."""
     from cocondenser_jax.corpus.build import StoreSettings, build_in_tasks, build_store
-    from cocondenser_jax.storage.remote import output_folder
+    from cocondenser_jax.files.remote import output_folder
 
     engine = make_engine(tasks, workers, executor, executor_options)
     with output_folder(out, grows=engine is not None) as folder:
@@ -133,8 +133,8 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 )
 def plan(config, overrides, topology, json_out):
     """Compile the training step for TPUs or GPUs that you do not have; report what it needs."""
-    from cocondenser_jax.pretrain.machines import prepare_to_plan
-    from cocondenser_jax.pretrain.plan import plan
+    from cocondenser_jax.plan.machines import prepare_to_plan
+    from cocondenser_jax.plan.plan import plan
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides, complete=False)
@@ -178,8 +178,8 @@ def verify(store):
 )
 def finetune(config, overrides, workdir, json_out):
     """Fine-tune a retriever or a cross-encoder."""
-    from cocondenser_jax.finetune.processes import is_main_process, require_gpu_each
-    from cocondenser_jax.finetune.tasks import finetune
+    from cocondenser_jax.retriever.train.processes import is_main_process, require_gpu_each
+    from cocondenser_jax.retriever.train.tasks import finetune
     from cocondenser_jax.settings import FINE_TUNING, load_config
 
     experiment = load_config(config, overrides, tasks=FINE_TUNING)

@@ -26,21 +26,21 @@ from cocondenser_jax.convert.names import (
     to_tensors,
 )
 from cocondenser_jax.errors import UnsupportedError, UserError, first_three, whole_message
+from cocondenser_jax.files.whole import read_object
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
+from cocondenser_jax.model_folder.folder import (
+    HEADS,
+    find_dense,
+    find_weights,
+    read_representation,
+)
+from cocondenser_jax.model_folder.hub import find_folder
 from cocondenser_jax.representation import (
     ACTIVATIONS,
     AS_IN_PAPERS,
     POOLINGS,
     Representation,
-)
-from cocondenser_jax.storage.files import read_object
-from cocondenser_jax.storage.hub import find_folder
-from cocondenser_jax.storage.model_folder import (
-    HEADS,
-    find_dense,
-    find_weights,
-    read_representation,
 )
 
 logger = logging.getLogger(__name__)

@@ -23,11 +23,11 @@ from cocondenser_jax.convert.names import (
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import escape_control
+from cocondenser_jax.files.whole import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model_folder.folder import OWN_HEAD
+from cocondenser_jax.model_folder.modules import MODULES, dense_paths, to_files
 from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
-from cocondenser_jax.storage.files import new_folder, require_absent, write_json, write_text
-from cocondenser_jax.storage.model_folder import OWN_HEAD
-from cocondenser_jax.storage.module_files import MODULES, dense_paths, to_files
 
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
 

@@ -43,9 +43,9 @@ from cocondenser_jax.corpus.tokenizer import (
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
-from cocondenser_jax.storage.runs import lock_folder, require_own, start_or_compare, task_folder
-from cocondenser_jax.workers import Engine, run_tasks
+from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
+from cocondenser_jax.files.whole import file_sha256, new_folder, read_object, write_json
+from cocondenser_jax.files.workers import Engine, run_tasks
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError, first_three, log_once
-from cocondenser_jax.storage.tables import PASSAGE_FILES, is_data_file, plain_name, plain_suffix
+from cocondenser_jax.files.tables import PASSAGE_FILES, is_data_file, plain_name, plain_suffix
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from cocondenser_jax.corpus.tasks import (
     stage_file,
 )
 from cocondenser_jax.errors import escape_control
-from cocondenser_jax.storage.files import write_text
+from cocondenser_jax.files.whole import write_text
 
 MIN_SIMILARITY = 0.8
 MOST_KEPT = 1_000  # documents of a bucket that a later one is compared with: bounds the time

@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import without_surrogates
+from cocondenser_jax.files.whole import without_surrogates
 
 DEFAULT_PACKAGES = ("numpy", "scipy", "jax", "flax", "optax", "torch", "transformers", "pandas")
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})

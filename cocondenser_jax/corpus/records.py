@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError, name_extra, whole_message
-from cocondenser_jax.storage.files import without_surrogates
+from cocondenser_jax.files.whole import without_surrogates
 
 MAX_DOCUMENT_BYTES = 50_000_000
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least

@@ -16,7 +16,7 @@ from cocondenser_jax.corpus.spans import Span, spans_of_texts
 from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.errors import UserError, whole_message
-from cocondenser_jax.storage.model_folder import lowers_case, network_folder
+from cocondenser_jax.model_folder.folder import lowers_case, network_folder
 
 # With capitals, accents, punctuation, characters that stand alone or that normalizers replace; and
 # one of more tokens than most networks read.

@@ -34,14 +34,14 @@ from cocondenser_jax.errors import (
     first_three,
     log_once,
 )
-from cocondenser_jax.storage.files import parse_object, read_lines
-from cocondenser_jax.storage.tables import (
+from cocondenser_jax.files.tables import (
     names_an_id,
     plain_suffix,
     read_header,
     read_rows,
     require_headers_alike,
 )
+from cocondenser_jax.files.whole import parse_object, read_lines
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import numpy as np
 from cocondenser_jax.corpus.token_files import Texts, TokenFiles, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import file_sha256, read_object
-from cocondenser_jax.storage.remote import local_copy
-from cocondenser_jax.storage.runs import require_same, task_folders
+from cocondenser_jax.files.remote import local_copy
+from cocondenser_jax.files.runs import require_same, task_folders
+from cocondenser_jax.files.whole import file_sha256, read_object
 
 FORMAT_VERSION = 6
 _SPANS_AT_ONCE = 10_000  # spans read together to count their tokens

@@ -17,7 +17,7 @@ import numpy as np
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import hashed, open_source
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import new_file, write_text
+from cocondenser_jax.files.whole import new_file, write_text
 
 _RANGE = 1 << 64  # of the first column of rows that are read by range
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, first_three, whole_message
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.files.whole import write_json
 
 _Around = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes

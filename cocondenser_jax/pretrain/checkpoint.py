@@ -25,21 +25,21 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax import __version__
-from cocondenser_jax.collection.folder import split_files
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError, first_three, whole_message
-from cocondenser_jax.model.condenser import init_params
-from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
-from cocondenser_jax.pretrain.step import TrainState
-from cocondenser_jax.storage.files import file_sha256, new_folder, read_object, write_json
-from cocondenser_jax.storage.runs import (
+from cocondenser_jax.files.runs import (
     newest_intact,
     numbered_folders,
     require_intact,
     start_or_compare,
     write_checksums,
 )
+from cocondenser_jax.files.whole import file_sha256, new_folder, read_object, write_json
+from cocondenser_jax.model.condenser import init_params
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
+from cocondenser_jax.pretrain.step import TrainState
+from cocondenser_jax.retriever.data.folder import split_files
 
 logger = logging.getLogger(__name__)
 

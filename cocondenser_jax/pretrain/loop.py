@@ -24,6 +24,9 @@ from cocondenser_jax.corpus.batches import (
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.files.runs import lock_folder, require_own
+from cocondenser_jax.files.trackers import require_tracker
+from cocondenser_jax.files.whole import require_writable
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
@@ -46,9 +49,6 @@ from cocondenser_jax.pretrain.step import (
     state_shapes,
 )
 from cocondenser_jax.pretrain.warm_start import first_model
-from cocondenser_jax.storage.files import require_writable
-from cocondenser_jax.storage.runs import lock_folder, require_own
-from cocondenser_jax.storage.trackers import require_tracker
 
 logger = logging.getLogger(__name__)
 

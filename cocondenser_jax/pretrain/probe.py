@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from cocondenser_jax.collection import folder as collection
-from cocondenser_jax.collection.own_passages import find_own_passages
 from cocondenser_jax.corpus.batches import (
     Batch,
     BatchSpec,
@@ -28,11 +26,13 @@ from cocondenser_jax.corpus.prompts import prompt_lengths
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import N_AROUND, load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.evaluation.ranking import evaluate_run
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import hosts
 from cocondenser_jax.pretrain.devices import Forward, mapped_forward
 from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
+from cocondenser_jax.retriever.data import folder as collection
+from cocondenser_jax.retriever.data.own_passages import find_own_passages
+from cocondenser_jax.retriever.data.ranking import evaluate_run
 
 logger = logging.getLogger(__name__)
 

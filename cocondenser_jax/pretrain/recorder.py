@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from cocondenser_jax.errors import escape_control
+from cocondenser_jax.files.metrics import metrics_log
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.checkpoint import ProbeValues
 from cocondenser_jax.pretrain.experiment import Experiment
 from cocondenser_jax.pretrain.step import TrainState
-from cocondenser_jax.storage.metrics import metrics_log
 
 
 class Recorder(NamedTuple):

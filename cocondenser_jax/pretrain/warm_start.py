@@ -15,6 +15,7 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model_folder.hub import find_folder
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import (
     OWN_VECTORS,
@@ -22,7 +23,6 @@ from cocondenser_jax.pretrain.experiment import (
     VectorSettings,
     new_network,
 )
-from cocondenser_jax.storage.hub import find_folder
 
 # What a model that is started from does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")

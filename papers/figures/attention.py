@@ -18,11 +18,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning as pad
 
-from cocondenser_jax.collection.folder import passage_text, read_corpus
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.models import load_retriever, towers
-from cocondenser_jax.storage.files import numbered_lines, write_json
-from cocondenser_jax.storage.tables import plain_name
+from cocondenser_jax.files.tables import plain_name
+from cocondenser_jax.files.whole import numbered_lines, write_json
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
+from cocondenser_jax.retriever.search.models import load_retriever, towers
 from papers.figures.output import add_outputs, at_least, print_columns, run_script
 from papers.figures.plot import Axis, numbered, write_plot
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import write_json
-from cocondenser_jax.storage.metrics import logged_lines
+from cocondenser_jax.files.metrics import logged_lines
+from cocondenser_jax.files.whole import write_json
 from papers.figures.output import add_outputs, at_least, run_script
 from papers.figures.plot import Axis, write_plot
 

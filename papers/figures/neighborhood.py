@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from cocondenser_jax.collection.trec import first_passages, read_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import write_json
+from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.retriever.data.trec import first_passages, read_run
 from papers.figures.output import add_outputs, print_columns, run_script, whole_numbers
 from papers.figures.plot import Axis, numbered, write_plot
 

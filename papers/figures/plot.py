@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cocondenser_jax.storage.files import new_file
+from cocondenser_jax.files.whole import new_file
 
 _DASHES = ("-", "--", ":")  # for lines beyond the colors
 _N_COLORS = 10  # of matplotlib's

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli.output import print_table
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.storage.files import read_json, write_json
+from cocondenser_jax.files.whole import read_json, write_json
 from papers.figures.output import add_outputs, at_least, run_script
 from papers.figures.plot import Axis, write_plot
 

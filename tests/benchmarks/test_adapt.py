@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 from benchmarks import adapt
 from cocondenser_jax.representation import Given
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from tests.world import write_records
 
 N_PAIRS = 8

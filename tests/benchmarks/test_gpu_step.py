@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import accelerator, step
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.pretrain import devices
-from cocondenser_jax.pretrain.machines import find_machine, prepare_to_plan
+from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
 
 class Made(Exception):
     pass

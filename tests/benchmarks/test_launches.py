@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from benchmarks.launches import describe, describe_launches
-from cocondenser_jax.pretrain.compiled import Launch
-from tests.pretrain.test_compiled import STEP
+from cocondenser_jax.plan.compiled import Launch
+from tests.plan.test_compiled import STEP
 
 
 def test_kinds_are_counted_and_each_pass_described():

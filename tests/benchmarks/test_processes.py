@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks import processes
-from cocondenser_jax.collection.folder import read_corpus, read_split
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.retriever.data.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.trec import read_run
 
 SIZE = processes.Size(passages=3000, words=20, queries=200)
 

@@ -13,7 +13,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.representation import Representation
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from tests.world import make_texts, write_beir, write_tokenizer
 
 # It reads 16 of the 32 tokens that its network can.

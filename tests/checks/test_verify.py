@@ -18,13 +18,13 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import LossSettings
 from cocondenser_jax.representation import Dense, Representation
-from cocondenser_jax.storage.files import write_json
 from tests.world import read_records, write_records, write_run, write_store
 
 

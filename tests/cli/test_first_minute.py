@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_records
 
 TEXTS = ["abcde fgh hgf", "hgfed cba abc", "ddd eee fff", "ggg hhh"]

@@ -9,8 +9,8 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM
-from cocondenser_jax.collection import named as collections
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.retriever.data import named as collections
+from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_records
 
 

@@ -7,8 +7,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_corpus, read_queries
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.retriever.data.folder import read_corpus, read_queries
+from cocondenser_jax.retriever.data.trec import read_run
 
 
 @pytest.mark.effect("encode --similarity", "encode --query_prompt", "encode --passage_prompt")

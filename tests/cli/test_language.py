@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.trec import read_run
+from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_records
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.storage.files import read_json
 from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import transformers
 from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection import trec
+from cocondenser_jax.retriever.data import trec
 from tests.world import write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]

@@ -15,9 +15,9 @@ import torch
 import transformers
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_corpus, read_split
-from cocondenser_jax.collection.trec import read_run
-from cocondenser_jax.retrieval.bm25 import Bm25Settings, bm25_run
+from cocondenser_jax.retriever.data.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.trec import read_run
+from cocondenser_jax.retriever.search.bm25 import Bm25Settings, bm25_run
 from tests.retrieval_data import read_shard
 from tests.world import write_qrels
 

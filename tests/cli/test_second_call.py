@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cocondenser_jax import workers
 from cocondenser_jax.cli import flags, main
 from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.quickstart import adapt as adapting
-from cocondenser_jax.retrieval import encode
+from cocondenser_jax.files import workers
+from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.retriever.search import encode
 from tests.world import make_texts, write_beir, write_records, write_tokenizer
 
 RESUMING = {"adapt", "compare", "corpus", "encode", "finetune", "pretrain", "quickstart"}
@@ -118,8 +118,8 @@ ANSWERS = {
     "quickstart": {"--workdir={place}/elsewhere": OTHER_FOLDER},
 }
 # Their flags are the settings, each of which `tests/pretrain/test_checkpoint.py` and
-# `tests/finetune/test_trainer.py` change alone; `tests/quickstart/test_compare.py` changes those of
-# `compare`.
+# `tests/retriever/train/test_trainer.py` change alone; those of `compare` are changed by
+# `tests/retriever/compare/test_compare.py`.
 ELSEWHERE = {"compare", "finetune", "pretrain"}
 
 

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from cocondenser_jax import workers
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus import build, repeats
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.retrieval import encode
-from cocondenser_jax.retrieval.encode import Encoding
-from cocondenser_jax.workers import Engine
+from cocondenser_jax.files import workers
+from cocondenser_jax.files.workers import Engine
+from cocondenser_jax.retriever.search import encode
+from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
 from tests.world import make_texts, write_records, write_tokenizer
 

@@ -19,9 +19,9 @@ from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.storage.files import write_json
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from tests.mutations import Payload, fuzz_file
 
 

@@ -15,11 +15,11 @@ from sentence_transformers import SentenceTransformer
 from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import read_json, write_json
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model_folder.folder import read_representation
+from cocondenser_jax.model_folder.modules import SETTINGS, to_files
 from cocondenser_jax.representation import SPELLINGS, Representation
-from cocondenser_jax.storage.files import read_json, write_json
-from cocondenser_jax.storage.model_folder import read_representation
-from cocondenser_jax.storage.module_files import SETTINGS, to_files
 from tests.world import write_retriever
 
 

@@ -4,11 +4,11 @@ import os
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.collection.folder import read_corpus
 from cocondenser_jax.corpus.folders import choose_files
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.folder import read_corpus
 from tests.world import write_records
 
 

@@ -3,11 +3,11 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from cocondenser_jax.collection.layouts import read_passages
 from cocondenser_jax.corpus.markdown import read_sections
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.layouts import read_passages
 from tests.world import COMPRESSIONS, write_records
 
 GUIDE = """\

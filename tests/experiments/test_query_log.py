@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.data.trec import read_run
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from experiments import query_log
 from experiments.query_log import N_NEAREST, nearness_to_log, search_with_log, with_logs
 from tests.world import write_records, write_retriever

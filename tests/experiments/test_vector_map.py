@@ -7,8 +7,8 @@ from safetensors.numpy import load_file
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retrieval.encode import Encoding, encode_corpus
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.search.models import load_retriever
 from experiments import vector_map
 from experiments.pseudo_queries import make_queries
 from experiments.vector_map import LinearMap, Vectors, learn_map

@@ -8,9 +8,9 @@ import pytest
 import scipy.sparse
 import torch
 
-from cocondenser_jax.collection.folder import passage_text, read_corpus, read_split
-from cocondenser_jax.collection.trec import read_run, write_run
-from cocondenser_jax.finetune import bi_encoder, hard_batches, losses, samplers
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
+from cocondenser_jax.retriever.data.trec import read_run, write_run
+from cocondenser_jax.retriever.train import bi_encoder, hard_batches, losses, samplers
 from papers import abs_beam, abs_data, abs_rank
 from tests.world import as_flags, read_metrics
 

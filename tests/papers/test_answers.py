@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocondenser_jax.collection.trec import read_run
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.trec import read_run
 from papers import answers as script
 from papers.answers import answer_accuracy, make_matcher, prepare, read_answers
 from tests.mutations import fuzz_content, fuzz_record, jsonl

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from cocondenser_jax.collection.folder import read_corpus, read_queries, read_split
-from cocondenser_jax.collection.trec import first_passages, read_run
+from cocondenser_jax.retriever.data.folder import read_corpus, read_queries, read_split
+from cocondenser_jax.retriever.data.trec import first_passages, read_run
 from papers import dpr
 from papers.answers import read_answers
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoModel, AutoTokenizer
 
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from papers.figures import attention, curves, neighborhood, sizes
 from papers.figures.attention import layer_entropies
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.collection.folder import read_corpus, read_split
-from cocondenser_jax.collection.trec import read_qrels
 from cocondenser_jax.corpus.sources import read_documents
+from cocondenser_jax.retriever.data.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.trec import read_qrels
 from papers import data, data_folders, dpr, estimates, get_data, triples
 from papers.downloads import Published, Source, find, opened, require_as_published
 from papers.sentences import read_nli, read_sections, read_stsb

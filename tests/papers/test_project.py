@@ -6,7 +6,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.representation import AS_IN_PAPERS
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from papers import project
 from tests.world import WORDS
 

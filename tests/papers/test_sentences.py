@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.representation import Given
-from cocondenser_jax.retrieval.models import load_retriever
+from cocondenser_jax.retriever.search.models import load_retriever
 from papers import sentences
 from papers.sentences import TASKS
 

@@ -5,7 +5,7 @@ import gzip
 
 import pytest
 
-from cocondenser_jax.collection.trec import first_passages, read_run
+from cocondenser_jax.retriever.data.trec import first_passages, read_run
 from papers import triples
 
 

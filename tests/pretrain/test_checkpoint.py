@@ -18,13 +18,13 @@ from safetensors.numpy import save_file
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import manifest_checksum, open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import LOCK
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain import checkpoint
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import TrainState, initial_state
 from cocondenser_jax.settings import PRETRAINING, declared_settings
-from cocondenser_jax.storage.runs import LOCK
 from tests.world import change_settings, model_of, step_of
 
 STEPS = (2, 4, 6)

@@ -28,6 +28,7 @@ from cocondenser_jax.corpus.batches import BatchSpec, make_batch
 from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.model import encoder
 from cocondenser_jax.model.flops import forward_flops
 from cocondenser_jax.pretrain import loop
@@ -37,7 +38,6 @@ from cocondenser_jax.pretrain.devices import mapped_step
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import new_model
-from cocondenser_jax.storage.runs import flatten
 from tests.world import read_metrics
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")

@@ -18,6 +18,7 @@ from cocondenser_jax.corpus.batches import held_out_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import CHECKSUMS, numbered_folders, write_checksums
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import probe
@@ -31,7 +32,6 @@ from cocondenser_jax.pretrain.checkpoint import (
 from cocondenser_jax.pretrain.experiment import ProbeSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
-from cocondenser_jax.storage.runs import CHECKSUMS, numbered_folders, write_checksums
 from tests.pretrain.test_checkpoint import state_of
 from tests.world import WORDS, batches_of, model_of, read_metrics, write_beir, write_qrels
 

@@ -16,16 +16,16 @@ from cocondenser_jax.corpus.batches import held_out_batch, make_batch
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model_folder.folder import read_representation
+from cocondenser_jax.model_folder.modules import to_files
 from cocondenser_jax.pretrain import loop, probe
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import VectorSettings
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.representation import SPELLINGS, Representation
-from cocondenser_jax.storage.files import write_json
-from cocondenser_jax.storage.model_folder import read_representation
-from cocondenser_jax.storage.module_files import to_files
 from tests.conftest import TEXTS
 from tests.world import read_metrics, write_beir, write_records, write_run
 

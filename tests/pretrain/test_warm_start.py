@@ -16,13 +16,13 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from cocondenser_jax.representation import SPELLINGS, Representation
-from cocondenser_jax.storage.files import write_json
 from tests.world import model_of, write_retriever, write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]

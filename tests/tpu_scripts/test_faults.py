@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from cocondenser_jax.storage.runs import write_checksums
+from cocondenser_jax.files.runs import write_checksums
 from tests.tpu_scripts.cloud import PROGRAM, Cloud, save_stores, set_up
 from tests.waiting import wait_for
 

@@ -54,7 +54,7 @@ fetch_stores() {
 is_whole() {
   .venv/bin/python -c 'import sys
 from pathlib import Path
-from cocondenser_jax.storage.runs import require_intact
+from cocondenser_jax.files.runs import require_intact
 require_intact(Path(sys.argv[1]))' "$1"
 }
 

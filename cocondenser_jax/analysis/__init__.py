@@ -1,1 +1,0 @@
-"""Draws arrays as plots and pages."""

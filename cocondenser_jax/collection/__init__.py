@@ -1,1 +1,0 @@
-"""A collection on disk: passages, queries, judgments and runs. NumPy only."""

@@ -1,1 +1,0 @@
-"""Computes metrics from runs and judgments."""

@@ -1,0 +1,1 @@
+"""Files and processes: whole-or-absent, locks, folders that grow, tables, metrics, workers."""

@@ -1,0 +1,43 @@
+"""Downloads models of the Hugging Face Hub."""
+
+import re
+from pathlib import Path
+
+from cocondenser_jax.errors import UserError, whole_message
+from cocondenser_jax.model_folder.folder import HEADS, WEIGHTS
+
+_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# Beside the weights; [0-9]_*: sentence-transformers' modules.
+_FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
+
+
+def find_folder(name_or_folder: str | Path) -> Path:
+    """Returns the local folder, after downloading a model of the Hub, whole and once."""
+    path = Path(name_or_folder)
+    name = str(name_or_folder)
+    if path.is_dir():
+        return path
+    if path.exists() or not _NAME.fullmatch(name):
+        raise UserError(f"{name}: no such folder, and not the name of a model on the hub")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        # Many models are published in both formats; the second one is twice the download.
+        for weights in WEIGHTS:
+            of_two_towers = [f"*_0_Transformer/{pattern}" for pattern in weights]
+            patterns = [*_FILES, *weights, *of_two_towers]
+            folder = Path(snapshot_download(name, allow_patterns=patterns))
+            if any(path for pattern in weights for path in folder.rglob(pattern)):
+                break
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"{name}: no such folder, no network, and not in the hub's cache: give a folder"
+            f" ({whole_message(error)})"
+        ) from error
+    except Exception as error:  # also what the library that it connects by raises
+        raise UserError(
+            f"{name}: no such folder, and the model cannot be had from the hub: "
+            f"{whole_message(error)}"
+        ) from error
+    return folder

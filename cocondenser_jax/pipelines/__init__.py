@@ -1,0 +1,1 @@
+"""Whole pipelines, above everything that they join."""

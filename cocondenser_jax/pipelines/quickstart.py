@@ -1,0 +1,243 @@
+"""The quickstart: from no pre-training to coCondenser, on docstrings of this machine's packages.
+
+A docstring's first paragraph says what a thing does, the rest explains it. Finding the rest, a
+passage, from the first paragraph is a retrieval task that every machine holds. Some docstrings are
+held out as queries of dev, to choose settings by, and of test, to measure once; their first
+paragraphs are in no training text.
+
+    DIR/started.json   that the quickstart works here
+    DIR/data/          the task in BEIR layout, and pretrain.jsonl to pre-train on
+    DIR/tokenizer/     WordPiece vocabulary of that text
+    DIR/store/         the token store
+    DIR/pretraining/   the workdirs of the two stages
+    DIR/bm25.trec      what BM25 finds for the test queries
+    DIR/model/  DIR/retriever/  DIR/index/  DIR/test.trec
+                       coCondenser, the retriever made of it, its index over the passages, and
+                       what it finds
+    DIR/compare/       the same of the others
+    DIR/seconds.json   how long each result took, interruptions included
+    DIR/results.json   DIR/report.html
+
+A step whose result exists is skipped, so an interrupted quickstart resumes.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from cocondenser_jax.configs import quickstart as pretraining
+from cocondenser_jax.configs import quickstart_finetune as finetuning
+from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.build import build_vocabulary
+from cocondenser_jax.corpus.pydocs import read_docstrings
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
+from cocondenser_jax.files.whole import new_folder, write_json
+from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.export import pretrain_model
+from cocondenser_jax.pretrain.warm_start import new_model
+from cocondenser_jax.retriever.compare.comparison import (
+    Entry,
+    Trial,
+    compare_entries,
+    rank_by_bm25,
+    rank_by_vectors,
+)
+from cocondenser_jax.retriever.compare.report import ResultRow, write_report
+from cocondenser_jax.retriever.compare.steps import make_once, write_store
+from cocondenser_jax.retriever.data.beir import write_beir, write_passages
+from cocondenser_jax.retriever.data.folder import read_split
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.ranking import DEFAULT_METRICS
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.search.index import build_index
+from cocondenser_jax.retriever.train.tasks import finetune
+
+VOCAB_SIZE = 8192
+SEED = 0
+N_TEST_QUERIES = 1000
+N_DEV_QUERIES = 500
+MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
+MIN_PASSAGE_WORDS = 10
+STAGES = {"condenser": "Condenser", "cocondenser": "coCondenser"}  # of pre-training, in order
+_RESULTS = ("retriever", "index", "test.trec")  # of a candidate, after pre-training
+SUMMARY = (
+    "A small coCondenser, pre-trained from scratch on the docstrings of this machine and fine-tuned"
+    " to find the passage that a docstring's first paragraph belongs to."
+)
+
+
+class Candidate(NamedTuple):
+    """A model of the comparison."""
+
+    name: str
+    folder: Path  # gets its retriever, index and test.trec
+    models: Sequence[Path]  # those of its pre-training; the retriever is made of the last
+
+
+def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
+    """Compares BM25, no pre-training, Condenser and coCondenser; resumes an earlier call.
+
+    Returns the rows of the comparison, and what they are in a sentence or two. The head of this
+    file says what `workdir` will hold.
+    """
+    require_own(workdir / "started.json")
+    with lock_folder(workdir):
+        start_or_compare(workdir / "started.json", {"command": "quickstart"})
+        data = make_once(workdir, workdir / "data", write_collection)
+        text = str(data / "pretrain.jsonl")
+        tokenizer = make_once(workdir, workdir / "tokenizer", _learn_vocabulary, text)
+        length = pretraining.get_config().data.length
+        store = make_once(workdir, workdir / "store", write_store, text, tokenizer, length)
+        candidates = _pretrain_candidates(workdir, store, tokenizer)
+        trial = Trial(data, metrics=DEFAULT_METRICS)
+        rank_by_bm25(workdir, trial)
+        for candidate in candidates:
+            _search(workdir, candidate, trial)
+        rows = compare_candidates(workdir, trial, candidates)
+        write_json(workdir / "results.json", [row._asdict() for row in rows])
+        n_queries = len(read_split(data, "test")[0])
+        summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
+        workdirs = {stage: workdir / "pretraining" / stage for stage in STAGES}
+        workdirs |= {candidate.name: candidate.folder / "finetuning" for candidate in candidates}
+        write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, rows)
+        return rows, summary
+
+
+def compare_candidates(
+    workdir: Path, trial: Trial, candidates: Sequence[Candidate]
+) -> list[ResultRow]:
+    """Evaluates the rankings of BM25 and of each model, and tests each against the last."""
+    entries = [Entry("", False, [workdir / "bm25.trec"])]
+    for candidate in candidates:
+        results = [*candidate.models, *(candidate.folder / name for name in _RESULTS)]
+        entries.append(Entry(candidate.name, False, results))
+    return compare_entries(workdir, trial, entries, baselines=[candidates[-1].name]).rows
+
+
+class Docstring(NamedTuple):
+    """A docstring in two parts."""
+
+    name: str
+    first: str  # the first paragraph, on one line
+    rest: str
+
+
+def write_collection(out: Path) -> None:
+    """Writes the retrieval task in BEIR layout, and the text to pre-train on, into `out`.
+
+    Queries are first paragraphs that belong to one docstring only. Pre-training sees all passages,
+    as it would see any corpus to be searched, but no first paragraph of a held-out docstring.
+    """
+    docstrings = _split_docstrings()
+    splits = _split_queries(docstrings)
+    held_out = {*splits["test"], *splits["dev"]}
+    texts = {}
+    for name, first, rest in docstrings:
+        texts[name] = rest if name in held_out else f"{first}\n\n{rest}"
+    first_paragraphs = {each.name: each.first for each in docstrings}
+    queries = {name: first_paragraphs[name] for names in splits.values() for name in names}
+    with new_folder(out) as folder:
+        passages = [Passage(each.name, "", each.rest) for each in docstrings]
+        qrels = {split: {name: {name: 1} for name in names} for split, names in splits.items()}
+        write_beir(folder, passages, queries, qrels)
+        write_passages(
+            folder / "pretrain.jsonl", (Passage(name, "", text) for name, text in texts.items())
+        )
+
+
+def _split_docstrings() -> list[Docstring]:
+    """Returns the docstrings whose rest is a passage of some length, each passage once."""
+    by_rest: dict[str, Docstring] = {}
+    for name, text in read_docstrings():
+        first, rest = text.split("\n\n", 1)
+        docstring = Docstring(name, " ".join(first.split()), rest.strip())
+        # Of several with one rest it is the first that stays, at the place of the last.
+        by_rest[docstring.rest] = by_rest.pop(docstring.rest, docstring)
+    return [each for each in by_rest.values() if len(each.rest.split()) >= MIN_PASSAGE_WORDS]
+
+
+def _split_queries(docstrings: Sequence[Docstring]) -> dict[str, list[str]]:
+    """Returns, for each split, the docstrings that are its queries, by name, in random order."""
+    n_owners = Counter(each.first for each in docstrings)
+    candidates = [
+        number
+        for number, each in enumerate(docstrings)
+        if n_owners[each.first] == 1 and len(each.first.split()) >= MIN_QUERY_WORDS
+    ]
+    names = [docstrings[n].name for n in np.random.default_rng(0).permutation(candidates).tolist()]
+    n_held_out = N_TEST_QUERIES + N_DEV_QUERIES
+    return {
+        "test": names[:N_TEST_QUERIES],
+        "dev": names[N_TEST_QUERIES:n_held_out],
+        "train": names[n_held_out:],
+    }
+
+
+def _learn_vocabulary(text: str, out: Path) -> None:
+    build_vocabulary([text], out, VOCAB_SIZE)
+
+
+def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Candidate]:
+    """Pre-trains and exports the models that are not there yet."""
+    without = workdir / "compare" / "no-pretraining"
+    new = make_once(workdir, without / "model", _export_new, store, tokenizer)
+    candidates = [Candidate("no pre-training", without, [new])]
+    folders = {"condenser": workdir / "compare" / "condenser", "cocondenser": workdir}
+    models = []
+    warm_start = ""
+    for stage, name in STAGES.items():
+        folder = folders[stage]
+        training = workdir / "pretraining" / stage
+        config = _config(stage, store, warm_start)
+        models.append(make_once(workdir, folder / "model", pretrain_model, config, training))
+        candidates.append(Candidate(name, folder, [*models]))
+        warm_start = str(training)
+    return candidates
+
+
+def _export_new(store: Path, tokenizer: Path, out: Path) -> None:
+    """Exports the parameters that pre-training starts from."""
+    tokens = open_store(store)
+    shape, params = new_model(resolve(_config("condenser", store), tokens), tokens)
+    export_folder(params, shape, tokenizer, out, {"step": 0, "config": {"seed": SEED}})
+
+
+def _config(stage: str, store: Path, warm_start: str = "") -> ConfigDict:
+    config = pretraining.get_config(stage).unlock()
+    config.data.store = str(store)
+    config.seed = SEED
+    config.warm_start = warm_start
+    return config.lock()
+
+
+def _search(workdir: Path, candidate: Candidate, trial: Trial) -> None:
+    """Makes a candidate's retriever and index, and searches for the queries of test."""
+    retriever, index, run = (candidate.folder / name for name in _RESULTS)
+    make_once(workdir, retriever, _finetune, candidate.models[-1], trial.data)
+    make_once(workdir, index, _build_index, retriever, trial.data)
+    make_once(workdir, run, rank_by_vectors, index, retriever, trial)
+
+
+def _finetune(model: Path, data: Path, out: Path) -> None:
+    config = finetuning.get_config().unlock()
+    config.model.folder = str(model)
+    config.data.folder = str(data)
+    config.seed = SEED
+    trained = out.parent / "finetuning" / "retriever"
+    if not trained.exists():  # it does if a kill came between these lines
+        finetune(config, trained.parent)
+    trained.rename(out)
+
+
+def _build_index(retriever: Path, data: Path, out: Path) -> None:
+    embeddings = out.parent / "embeddings"
+    # On every machine alike: the figures are compared with those of the README.
+    encode_corpus(Encoding(retriever, precision="float32"), data, embeddings)
+    build_index(embeddings, out)
+    shutil.rmtree(embeddings)

@@ -1,0 +1,249 @@
+"""Estimates what a training step needs on a TPU or a GPU, without having one.
+
+The step is compiled for a machine that is not there (`machines.py`). It is the one that training
+runs, so its memory is as the compiler says. Time is not measured: the roofline is the least that
+arithmetic, memory and network allow. Of a step for TPUs, benchmarks/cycles.py prints what devices
+exchange, and the compiler's own estimate of time; of one for GPUs, benchmarks/launches.py prints
+what is launched.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from cocondenser_jax.backbones import BACKBONES
+from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import lookup
+from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.flops import encode_flops
+from cocondenser_jax.plan.compiled import collectives, find_launches, n_launches
+from cocondenser_jax.plan.machines import find_machine, no_compiler
+from cocondenser_jax.pretrain.accelerators import DeviceLimits, model_flops
+from cocondenser_jax.pretrain.devices import compile_step
+from cocondenser_jax.pretrain.experiment import (
+    Experiment,
+    new_network,
+    resolve,
+    resolve_without_store,
+)
+from cocondenser_jax.pretrain.objectives import OBJECTIVES
+from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+WHOLE_RUN = "roofline, whole run (hours)"
+
+
+def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
+    """Compiles the training step of an experiment for a machine and says what it needs.
+
+    Call `prepare_to_plan` before.
+
+    Args:
+      config: the experiment. The whole run is estimated if it names its store, or its steps.
+      topology: the name of a machine, such as `v3-8`, `v3:4x4` or `h100-8`.
+
+    Returns:
+      {quantity: value}: whether it fits, memory per device in GiB by kind, floating-point
+      operations, and the roofline of a step and of the whole run; for GPUs also launches,
+      exchanges, and the largest chunk. Where a step does not fit a TPU, only what is known without
+      a compiled program.
+    """
+    experiment = resolve_to_plan(config)
+    model_config = new_network(experiment.network)
+    return plan_step(model_config, experiment.step, experiment.batches, topology)
+
+
+def resolve_to_plan(config: ConfigDict) -> Experiment:
+    """Resolves an experiment, which may name no store: then with a published vocabulary."""
+    if config.data.store:
+        return resolve(config, open_store(Path(config.data.store)))
+    vocabulary = lookup(BACKBONES, config.model.model_type, "backbone").published_vocabulary
+    return resolve_without_store(config, config.train.steps, vocabulary.size, vocabulary.pad_id)
+
+
+def plan_step(
+    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec, topology: str
+) -> dict[str, Any]:
+    """Returns the plan of a step, see `plan`."""
+    machine = find_machine(topology)
+    devices = machine.devices
+    check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
+    n_spans = spec.n_rows // len(devices)
+    logger.info(
+        "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
+    )
+    state = state_shapes(model_config, settings.optimizer)
+    work = step_work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
+    chunk_size = settings.loss.chunk_size or n_spans
+    facts = {
+        "topology": topology,
+        "devices": len(devices),
+        "hosts": len({device.process_index for device in devices}),
+        "spans per device": n_spans,
+        "chunk size": chunk_size,
+        "model GFLOP per span": work.model_flops / 1e9,
+        "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
+        "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
+    }
+    try:
+        program = compile_step(model_config, settings, spec, devices, machine.options)
+    except jax.errors.JaxRuntimeError as error:
+        if "version of ptxas" in str(error):
+            raise no_compiler("ptxas") from error
+        _, exhausted, reason = str(error).partition("RESOURCE_EXHAUSTED: ")
+        if not exhausted:
+            raise
+        return {"fits": f"no: {reason.splitlines()[0]}", **facts}
+    memory = _memory(program.memory_analysis(), state)
+    fits = "yes"
+    on_gpu: dict[str, float] = {}
+    if machine.gpu_memory is not None:
+        fits, largest = fit_gpu(machine.gpu_memory, memory, spec, n_spans, chunk_size)
+        on_gpu = {
+            "memory that JAX takes of it (GiB)": machine.gpu_memory,
+            "largest chunk size, by proportion": largest,
+            **count_launches(program.as_text() or ""),
+        }
+    estimates = {"fits": fits} | facts
+    estimates |= {f"memory, {kind} (GiB)": size / GIB for kind, size in memory.items()}
+    estimates |= {"memory of a device (GiB)": float(machine.limits.memory)} | on_gpu
+    seconds = roofline(machine.limits, work, n_spans, len(devices))
+    for what, value in seconds.items():
+        estimates[f"roofline, {what} (ms)"] = 1e3 * value
+    if n_steps := settings.optimizer.n_steps:
+        estimates["steps"] = n_steps
+        estimates[WHOLE_RUN] = seconds["step"] * n_steps / 3600
+    return estimates
+
+
+def fit_gpu(
+    available: float, memory: dict[str, float], spec: BatchSpec, n_spans: int, chunk_size: int
+) -> tuple[str, int]:
+    """Returns whether a step fits a GPU, and about the largest chunk that does, 0 for none.
+
+    XLA compiles for a GPU what does not fit it. Activations grow a little less than the chunk: what
+    follows from those of one size is too small for larger ones, if anything.
+
+    Args:
+      available: GiB.
+      memory: bytes by kind, of a step.
+      spec: of its batch.
+      n_spans: of a device.
+      chunk_size: of the step.
+    """
+    needed = memory["in all"] / GIB
+    fits = "yes"
+    if needed > available:
+        fits = f"no: {needed:.2f} GiB, and JAX takes {available:.2f} (XLA_CLIENT_MEM_FRACTION)"
+    activations = memory["activations and temporaries"]
+    room = available * GIB - (memory["in all"] - activations)
+    sizes = [
+        size
+        for size in range(1, n_spans + 1)
+        if n_spans % size == 0 and not (spec.kind.is_copied and size % 2)
+    ]
+    fitting = [size for size in sizes if activations * size / chunk_size <= room]
+    return fits, max(fitting, default=0)
+
+
+def count_launches(compiled_text: str) -> dict[str, float]:
+    """Returns what a step launches on a GPU and what GPUs exchange, from its compiled text."""
+    launches = find_launches(compiled_text)
+    exchanges = collectives(compiled_text)
+    counts: dict[str, float] = {"launches per step": n_launches(launches.step)}
+    for i, chunk in enumerate(launches.chunks):
+        which = f", pass {i + 1}" if len(launches.chunks) > 1 else ""
+        counts[f"launches per chunk{which}"] = n_launches(chunk)
+    return {
+        **counts,
+        "collectives per step": len(exchanges),
+        "collectives (MB)": sum(each.n_bytes for each in exchanges) / 1e6,
+    }
+
+
+class StepWork(NamedTuple):
+    """What one device has to do in a step, at least."""
+
+    model_flops: int  # floating-point operations of one span: forward pass and gradient
+    computed_flops: int  # of one span, with what the gradient cache repeats
+    traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
+    gradients: int  # bytes
+    vectors: int  # bytes of those that a contrastive loss compares on all devices
+
+
+def step_work(
+    model_config: ModelConfig, settings: LossSettings, spec: BatchSpec, n_spans: int, n_params: int
+) -> StepWork:
+    """Counts the work of a step on one device, which has `n_spans`.
+
+    Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
+    for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
+    and writes three.
+    """
+    objective = OBJECTIVES[settings.objective]
+    flops = model_flops(model_config, settings, spec)
+    n_chunks = n_spans // (settings.chunk_size or n_spans)
+    computed = flops
+    n_reads = 2
+    if objective.contrast and n_chunks > 1:
+        computed += encode_flops(model_config, spec.length)
+        n_reads += 1
+    per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
+    n_vectors = n_spans * objective.n_contrasted // 2
+    sizes = model_config.representation.sizes or (model_config.vector_size,)
+    return StepWork(
+        model_flops=flops,
+        computed_flops=computed,
+        traffic=n_params * (n_chunks * per_chunk + 28),
+        gradients=4 * n_params,
+        vectors=4 * n_vectors * sum(sizes),
+    )
+
+
+def _memory(analysis: Any, state: Any) -> dict[str, float]:
+    """Returns the bytes of one device by kind; XLA lays out temporaries as one block."""
+    parameters = _bytes(state.params)
+    optimizer = _bytes(state.optimizer_state)
+    arguments = analysis.argument_size_in_bytes
+    temporaries = analysis.temp_size_in_bytes
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    program = analysis.generated_code_size_in_bytes
+    return {
+        "parameters": parameters,
+        "optimizer": optimizer,
+        "batch and padding of the above": arguments - parameters - optimizer,
+        "gradient sum": parameters,
+        "activations and temporaries": temporaries - parameters,
+        "program": program,
+        "in all": arguments + outputs + temporaries + program,
+    }
+
+
+def roofline(
+    limits: DeviceLimits, work: StepWork, n_spans: int, n_devices: int
+) -> dict[str, float]:
+    """Returns the seconds that a step takes at least, and its three bounds.
+
+    Arithmetic and memory overlap. The vectors are gathered, their cotangents and the gradients
+    added up, in rings that overlap with nothing.
+    """
+    gathered = work.vectors * n_devices
+    moved = (gathered + 2 * (gathered + work.gradients)) * (n_devices - 1) / n_devices
+    bounds = {
+        "arithmetic": work.computed_flops * n_spans / (limits.compute * 1e12),
+        "memory": work.traffic / (limits.bandwidth * 1e9),
+        "network": moved / (limits.network * 1e9),
+    }
+    return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,1 +1,0 @@
-"""The whole pipeline in one command, on text that every machine has."""

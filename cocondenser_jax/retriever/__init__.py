@@ -1,0 +1,1 @@
+"""The PyTorch side: fine-tuning, indexing, search and evaluation of retrievers."""

@@ -1,0 +1,1 @@
+"""Models compared on one's own queries: tables, tests, what changed, reports."""

@@ -1,0 +1,156 @@
+"""What changes for whom from one ranking to another: queries that gain, and queries that lose."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from cocondenser_jax.errors import first_words
+from cocondenser_jax.retriever.data.folder import passage_text, read_named
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.own_passages import drop_identical_ids
+from cocondenser_jax.retriever.data.ranking import Metrics, evaluate_run
+from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
+
+N_SHOWN = 20  # queries that gain, and as many that lose
+DEPTH = 10  # passages of a query that are looked at
+_CHARACTERS = 160  # of a text that is shown
+
+
+class Ranking(NamedTuple):
+    """A ranking, as it was measured."""
+
+    name: str
+    source: Path  # its TREC run
+    metrics: Metrics
+    first: Mapping[str, Sequence[str]]  # judged query → its DEPTH best passages
+
+
+class Judged(NamedTuple):
+    """What rankings were measured by."""
+
+    metric: str  # that is looked at
+    qrels: Qrels
+    queries: Mapping[str, str]  # id → text
+    corpus: str | Path  # of the passages, see `read_corpus`
+
+
+class Move(NamedTuple):
+    """A passage that comes into the first ones of a query, leaves them, or is judged and moves."""
+
+    before: int | None  # rank from 1; None: not among the first
+    after: int | None
+    passage: str  # its id
+    words: str  # the first of its title and text
+    grade: int | None  # None: not judged
+
+
+class Change(NamedTuple):
+    """What changes for a query."""
+
+    query: str  # its id
+    words: str
+    before: float  # the value of the metric
+    after: float
+    moves: list[Move]  # best rank first
+
+    @property
+    def gain(self) -> float:
+        """The change of the metric."""
+        return self.after - self.before
+
+
+class Changes(NamedTuple):
+    """The step from one ranking to another, seen from the queries."""
+
+    metric: str
+    before: str  # names of the rankings
+    after: str
+    gains_Q: np.ndarray  # of all queries, rising
+    gained: list[Change]  # those that gain most, most first
+    lost: list[Change]  # those that lose most, most first
+
+
+def measure(
+    name: str,
+    source: Path,
+    run: Run,
+    qrels: Qrels,
+    metrics: Sequence[str],
+    *,
+    ignore_identical_ids: bool = False,
+) -> Ranking:
+    """Measures a run; see `evaluate_run` for all arguments but its name and its file."""
+    measured = evaluate_run(qrels, run, metrics, ignore_identical_ids=ignore_identical_ids)
+    first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
+    return Ranking(name, source, measured, first)
+
+
+def first_of(
+    run: Run, queries: Iterable[str], *, ignore_identical_ids: bool = False
+) -> dict[str, list[str]]:
+    """Returns the DEPTH best passages that a run has for each query."""
+    if ignore_identical_ids:
+        run = drop_identical_ids(run)
+    return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
+
+
+def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
+    """Compares two rankings of judged queries, query by query."""
+    metric = judged.metric
+    values = {
+        query: (before.metrics["per_query"][query][metric], each[metric])
+        for query, each in after.metrics["per_query"].items()
+    }
+    gains = {query: new - old for query, (old, new) in values.items()}
+    rising = sorted(gains, key=gains.__getitem__)
+    lost = [query for query in rising[:N_SHOWN] if gains[query] < 0]
+    gained = [query for query in rising[::-1][:N_SHOWN] if gains[query] > 0]
+    shown = gained + lost
+    first = [{query: each.first[query] for query in shown} for each in (before, after)]
+    passages = read_named(judged.corpus, (before.source, first[0]), (after.source, first[1]))
+
+    def describe(query: str) -> Change:
+        old, new = (found[query] for found in first)
+        value_before, value_after = values[query]
+        return Change(
+            query=query,
+            words=first_words(judged.queries[query], _CHARACTERS),
+            before=value_before,
+            after=value_after,
+            moves=_moves(old, new, passages, judged.qrels[query]),
+        )
+
+    return Changes(
+        metric=metric,
+        before=before.name,
+        after=after.name,
+        gains_Q=np.array([gains[query] for query in rising]),
+        gained=[describe(query) for query in gained],
+        lost=[describe(query) for query in lost],
+    )
+
+
+def _moves(
+    old: Sequence[str],
+    new: Sequence[str],
+    passages: Mapping[str, Passage],
+    grades: Mapping[str, int],
+) -> list[Move]:
+    """Describes what differs between the first passages of a query, best first."""
+    ranks = [{name: rank for rank, name in enumerate(names, start=1)} for names in (old, new)]
+    moves = []
+    for name in dict.fromkeys([*new, *old]):
+        before, after = (of.get(name) for of in ranks)
+        if before == after or (before and after and name not in grades):
+            continue
+        move = Move(
+            before=before,
+            after=after,
+            passage=name,
+            words=first_words(passage_text(passages[name]), _CHARACTERS),
+            grade=grades.get(name),
+        )
+        moves.append(move)
+    return sorted(moves, key=lambda move: min(filter(None, (move.before, move.after))))

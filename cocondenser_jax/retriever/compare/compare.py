@@ -1,0 +1,127 @@
+"""Which model, and fused with BM25 or not: published models on one's own queries, untrained.
+
+Every ranking is tested against the best one. Where nothing is judged, the queries on which the
+rankings differ most are written, to be judged. `comparison.py` says what the folder holds; here it
+also has report.html and, of the latter, to_judge/.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cocondenser_jax.corpus.folders import require_not_read
+from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.files.runs import lock_folder
+from cocondenser_jax.model_folder.folder import (
+    network_folders,
+    read_representation,
+    require_outside,
+)
+from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.retriever.compare.comparison import (
+    BM25,
+    Outcome,
+    RankedModel,
+    changes_between,
+    compare_models,
+    passages_note,
+    ranking_name,
+    search_flags,
+)
+from cocondenser_jax.retriever.compare.judging import TO_JUDGE, describe_form
+from cocondenser_jax.retriever.compare.report import (
+    ResultRow,
+    comparison_table,
+    corrected_p,
+    write_report,
+)
+from cocondenser_jax.retriever.compare.trial import (
+    Trial,
+    check_trial,
+    queries_note,
+    start_comparison,
+)
+from cocondenser_jax.retriever.compare.unjudged import compare_unjudged
+from cocondenser_jax.retriever.compare.verdict import describe_difference, describe_power
+from cocondenser_jax.retriever.data.significance import SIGNIFICANCE_LEVEL, format_p, swap
+from cocondenser_jax.retriever.search.loading import require_loadable
+
+
+def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
+    """Compares BM25 and models as they are published, alone and fused; resumes an earlier call.
+
+    Args:
+      workdir: see `comparison`.
+      trial: the texts and, where there are some, the judgments, and what is computed.
+      models: folders or hub names.
+    """
+    require_not_read(trial.passages, workdir)
+    trial, survey = check_trial(trial)
+    ranked = [RankedModel(name, Path(model)) for name, model in name_models(models).items()]
+    for model in ranked:
+        folder = find_folder(model.folder)
+        require_outside(folder, workdir)
+        read_representation(folder)
+        for network in network_folders(folder):
+            require_loadable(network)
+    title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
+    with lock_folder(workdir):
+        started = start_comparison(workdir, trial, survey)
+        if not trial.is_judged:
+            differences = compare_unjudged(workdir, started, ranked, workdir / TO_JUDGE)
+            form = describe_form(workdir / TO_JUDGE)
+            summary = " | ".join(["BEST: unknown", form, *queries_note(started)])
+            write_report(workdir / "report.html", title, summary, {}, changes=differences)
+            return Outcome(differences.table, summary, [])
+        compared = compare_models(workdir, started, ranked)
+        best, rival = find_rival(compared.rows)
+        summary = " | ".join([describe_best(compared.rows, best, rival), *passages_note(compared)])
+        changes = changes_between(compared, rival.name, best.name)
+        write_report(workdir / "report.html", title, summary, {}, compared.rows, changes)
+    winner = next((model for model in ranked if model.name == best.model), None)
+    table = comparison_table(compared.rows)
+    return Outcome(table, summary, search_flags(workdir, compared, best.name, winner))
+
+
+def name_models(models: Sequence[str]) -> dict[str, str]:
+    """Names models by the ends of their paths, as short as they differ; returns name → model.
+
+    The names of their rankings differ too, also where a model's folder is called BM25.
+    """
+    if not models:
+        raise UserError("expected a model to compare with BM25")
+    parts = [
+        Path(model).resolve().parts if Path(model).is_dir() else Path(model).parts
+        for model in models
+    ]
+    for n_parts in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-n_parts:]).strip("/") for each in parts]
+        rankings = [ranking_name(name, is_fused) for name in names for is_fused in (False, True)]
+        if len({BM25, *rankings}) == 1 + len(rankings):
+            return dict(zip(names, models, strict=True))
+    twice = [model for model in models if models.count(model) > 1]
+    raise UserError(f"a model is given twice: {first_three(twice or [*models])}")
+
+
+def find_rival(rows: Sequence[ResultRow]) -> tuple[ResultRow, ResultRow]:
+    """Returns the best row, against which all are tested, and the best one by other vectors."""
+    (best,) = [row for row in rows if not row.tests]
+    metric = next(iter(best.metrics))
+    others = [row for row in rows if row.model != best.model]
+    return best, max(others, key=lambda row: row.metrics[metric])
+
+
+def describe_best(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> str:
+    """Returns the line on the best row and its rival; p is corrected for the number of rows."""
+    metric = next(iter(best.metrics))
+    p_values = corrected_p(rows)
+    p = p_values[rival.name]
+    test = swap(rival.tests[metric])
+    is_ahead = p < SIGNIFICANCE_LEVEL
+    figures = [
+        f"BEST: {best.name if is_ahead else 'no difference'}",
+        metric,
+        f"{best.name} {test['mean']:.4f}, {rival.name} {test['other_mean']:.4f}",
+        describe_difference(test),
+        f"p {format_p(p, len(p_values))}",
+    ]
+    return " | ".join(figures if is_ahead else [*figures, describe_power(test)])

@@ -1,0 +1,144 @@
+"""How far rankings agree that nobody has judged, and for which queries they differ most."""
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from cocondenser_jax.errors import first_words
+from cocondenser_jax.retriever.data.folder import passage_text, read_named
+
+_CHARACTERS = 160  # of a text that is shown
+
+# Query → its first passages, best first, see `changes.first_of`.
+Firsts = Mapping[str, Sequence[str]]
+
+
+class Ranked(NamedTuple):
+    """A ranking, and what it cost."""
+
+    name: str
+    source: Path  # its TREC run
+    first: Firsts
+    vectors: tuple[int, int]  # how many it searches, and the numbers of each; (0, 0): none
+    seconds: float  # that it took to make
+
+
+class Found(NamedTuple):
+    """A passage that a ranking has among the first ones of a query."""
+
+    ranks: list[int | None]  # of each ranking, from 1; None: not among the first
+    passage: str  # its id
+    words: str  # the first of its title and text
+
+
+class Differing(NamedTuple):
+    """What rankings have found for a query."""
+
+    query: str  # its id
+    words: str
+    common: float  # as in `mean_common`
+    found: list[Found]  # best rank first
+
+
+class Differences(NamedTuple):
+    """How far rankings agree."""
+
+    table: list[list[str]]  # the heads first, then a line for each ranking
+    in_common: list[list[float | None]]  # of each ranking with each, see `_in_common`
+    n_queries: int
+    queries: list[Differing]  # those that were asked for, in their order
+
+
+def common_share(first: Sequence[str], other: Sequence[str]) -> float | None:
+    """Returns the share of one ranking's first passages that are another's; None if one has none.
+
+    It is a share of the longer list: BM25 may find less than ten passages.
+    """
+    if not first or not other:
+        return None
+    return len({*first}.intersection(other)) / max(len(first), len(other))
+
+
+def mean_common(rankings: Sequence[Firsts], query: str) -> float:
+    """Returns the mean of `common_share` over all pairs of rankings; 1 where no pair has one."""
+    firsts = [ranking.get(query, ()) for ranking in rankings]
+    shares = [common_share(*pair) for pair in combinations(firsts, 2)]
+    return fmean([share for share in shares if share is not None] or [1.0])
+
+
+def most_different(rankings: Sequence[Firsts], n: int) -> list[str]:
+    """Returns the `n` queries whose first passages are least alike, those first."""
+    queries = dict.fromkeys(query for ranking in rankings for query in ranking)
+    return sorted(queries, key=lambda query: mean_common(rankings, query))[:n]
+
+
+def find_differences(
+    rankings: Sequence[Ranked],
+    queries: Mapping[str, str],
+    shown: Collection[str],
+    corpus: str | Path,
+) -> Differences:
+    """Compares rankings.
+
+    Args:
+      rankings: of the same queries.
+      queries: id → text, all that were ranked.
+      shown: those to be shown.
+      corpus: of the passages, see `read_corpus`.
+    """
+    firsts = [ranking.first for ranking in rankings]
+    named = [
+        (ranking.source, {query: ranking.first.get(query, ()) for query in shown})
+        for ranking in rankings
+    ]
+    passages = read_named(corpus, *named)
+    differing = []
+    for query in shown:
+        ranks: dict[str, list[int | None]] = {}
+        for number, first in enumerate(firsts):
+            for rank, name in enumerate(first.get(query, ()), start=1):
+                ranks.setdefault(name, [None] * len(firsts))[number] = rank
+        found = [
+            Found(of_each, name, first_words(passage_text(passages[name]), _CHARACTERS))
+            for name, of_each in ranks.items()
+        ]
+        found.sort(key=lambda each: min(filter(None, each.ranks)))
+        words = first_words(queries[query], _CHARACTERS)
+        differing.append(Differing(query, words, mean_common(firsts, query), found))
+    shares = _in_common(rankings, list(queries))
+    return Differences(_table(rankings, shares), shares, len(queries), differing)
+
+
+def _in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[float | None]]:
+    """Returns for each ranking the mean of `common_share` with each, over the queries with one."""
+    rows = []
+    for ranking in rankings:
+        row = []
+        for other in rankings:
+            shares = [
+                common_share(ranking.first.get(query, ()), other.first.get(query, ()))
+                for query in queries
+            ]
+            found = [share for share in shares if share is not None]
+            row.append(fmean(found) if found else None)
+        rows.append(row)
+    return rows
+
+
+def _table(
+    rankings: Sequence[Ranked], in_common: Sequence[Sequence[float | None]]
+) -> list[list[str]]:
+    """Returns the cells: of each ranking its number, what it has in common with each, its cost."""
+    numbers = [str(number) for number in range(1, len(rankings) + 1)]
+    table = [["first ten in common with", *numbers, "vectors", "seconds"]]
+    for number, ranking, shares in zip(numbers, rankings, in_common, strict=True):
+        cells = [
+            "" if other == number or share is None else f"{share:.2f}"
+            for other, share in zip(numbers, shares, strict=True)
+        ]
+        n_vectors, size = ranking.vectors
+        vectors = f"{n_vectors:,} x {size:,}" if n_vectors else ""
+        table.append([f"{number} {ranking.name}", *cells, vectors, f"{ranking.seconds:,.0f}"])
+    return table

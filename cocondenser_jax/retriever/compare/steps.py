@@ -1,0 +1,73 @@
+"""The steps of a pipeline: each makes a file or folder, once, and is timed."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVarTuple
+
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.files.whole import read_object, write_json
+
+SECONDS = "seconds.json"
+
+Arguments = TypeVarTuple("Arguments")
+
+
+def make_once(
+    workdir: Path,
+    result: Path,
+    make: Callable[[*Arguments, Path], object],
+    *arguments: *Arguments,
+) -> Path:
+    """Calls `make(*arguments, result)` if the result does not exist, so that a pipeline resumes.
+
+    Args:
+      workdir: the pipeline's folder. Its `seconds.json` gets how long each result took,
+        interruptions included.
+      result: the path of a file or folder in `workdir`.
+      make: writes the result whole or not at all.
+      arguments: those of `make`, before the result.
+
+    Returns:
+      The result.
+    """
+    with timed(workdir, result):
+        if not result.exists():
+            make(*arguments, result)
+    return result
+
+
+@contextmanager
+def timed(workdir: Path, result: Path) -> Iterator[None]:
+    """Adds how long its block takes to what `seconds.json` of `workdir` has for a result."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        file = workdir / SECONDS
+        seconds = read_object(file, {})
+        name = result.relative_to(workdir).as_posix()
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+        write_json(file, seconds)
+
+
+def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
+    """Returns how many seconds some results took, in all, by `make_once` or `timed`."""
+    seconds = read_object(workdir / SECONDS)
+    return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)
+
+
+def remove_results(workdir: Path, results: Sequence[Path]) -> None:
+    """Removes files that `make_once` made, and how long they took, so that they are made again."""
+    seconds = read_object(workdir / SECONDS, {})
+    for result in results:
+        seconds.pop(result.relative_to(workdir).as_posix(), None)
+    write_json(workdir / SECONDS, seconds)  # first: what a kill leaves is removed by the next call
+    for result in results:
+        result.unlink()
+
+
+def write_store(source: str, tokenizer: Path, max_tokens: int, out: Path) -> None:
+    """Writes the token store of a corpus; see `build_store`."""
+    build_store(source, str(tokenizer), out, max_tokens=max_tokens)

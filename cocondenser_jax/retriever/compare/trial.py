@@ -1,0 +1,216 @@
+"""What rankings are compared on: found to be possible before any work, and then begun."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import start_or_compare
+from cocondenser_jax.files.whole import file_sha256, new_file, read_object, write_json
+from cocondenser_jax.retriever.compare.sample import require_room, write_sample
+from cocondenser_jax.retriever.compare.steps import make_once, remove_results
+from cocondenser_jax.retriever.compare.survey import Survey, survey_passages
+from cocondenser_jax.retriever.data.beir import write_passages
+from cocondenser_jax.retriever.data.folder import (
+    is_unjudged,
+    judgments_file,
+    queries_file,
+    read_split,
+    relevant_passages,
+    searched_passages,
+    warn_of_missing,
+)
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.own_passages import require_other_answers
+from cocondenser_jax.retriever.data.query_log import draw_queries, read_log
+from cocondenser_jax.retriever.data.ranking import parse_metric
+from cocondenser_jax.retriever.data.trec import Qrels
+from cocondenser_jax.retriever.search.terms import LANGUAGE, require_language
+
+logger = logging.getLogger(__name__)
+
+SPLIT = "test"
+STARTED = "started.json"
+N_DRAWN = 300  # queries that are ranked, of those of a log
+DRAWN = "queries.jsonl"
+METRICS = ("nDCG@10", "MRR@10", "Recall@100")
+
+
+class QueryLog(NamedTuple):
+    """What is known of a query log, which may be long and is read once."""
+
+    n_queries: int  # that differ
+    sha256: str  # of these
+    drawn: dict[str, str]  # id → text, those that are ranked
+
+
+class Trial(NamedTuple):
+    """What rankings are compared on, and by."""
+
+    data: Path  # the folder of passages, queries and judgments; or queries alone
+    split: str = SPLIT  # whose judgments are used
+    metrics: tuple[str, ...] = METRICS  # see `evaluate_run`; the first decides
+    language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
+    n_passages: int | None = None  # that are tested on, see `sample`; None: all
+    ignore_identical_ids: bool = False  # see `drop_identical_ids`
+    corpus: str | Path | None = None  # see `folder.searched_passages`
+    log: QueryLog | None = None  # of `data`, whatever the split, where nothing is judged
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether rankings are compared by judgments."""
+        return self.log is None
+
+    @property
+    def passages(self) -> str | Path:
+        """What `read_corpus` reads."""
+        return searched_passages(self.data, self.corpus)
+
+    @property
+    def ranked_split(self) -> str | None:
+        """The split whose queries are ranked; None: all."""
+        return self.split if self.is_judged else None
+
+
+def with_first(metric: str | None) -> tuple[str, ...]:
+    """Returns the metrics of a comparison that is decided by one of them, or by another."""
+    if metric is None:
+        return METRICS
+    first = parse_metric(metric)
+    return (metric, *(name for name in METRICS if parse_metric(name) != first))
+
+
+def check_trial(trial: Trial) -> tuple[Trial, Survey]:
+    """Raises a UserError for what a comparison would fail at, before any work.
+
+    Returns:
+      The trial, which is not judged where `data` has no judgments at all, and no other split than
+      SPLIT is asked for; and its passages.
+    """
+    require_language(trial.language)
+    for metric in trial.metrics:
+        parse_metric(metric)
+    if is_unjudged(trial.data) and trial.split == SPLIT:
+        trial = trial._replace(log=_check_unjudged(trial))
+        return trial, survey_passages(trial.passages)
+    _, qrels = read_split(trial.data, trial.split)
+    if len(qrels) < 2:
+        raise UserError(
+            f"{trial.data} has one judged query of {trial.split}: a comparison needs two"
+        )
+    if trial.ignore_identical_ids:
+        require_other_answers(qrels)
+    if trial.n_passages is not None:
+        require_room(qrels, trial.n_passages)
+    return trial, _survey_judged(trial, qrels)
+
+
+def _check_unjudged(trial: Trial) -> QueryLog:
+    """Reads a query log; raises a UserError where there is none to compare by, or for its flags."""
+    queries = read_log(trial.data)
+    if trial.metrics != METRICS:
+        raise UserError(
+            f"{trial.data} has no judgments, so {trial.metrics[0]} decides nothing: leave it out"
+        )
+    if trial.n_passages is not None:
+        raise UserError(
+            f"{trial.data} has no judgments: a sample of {trial.n_passages:,} passages may lack"
+            " what its queries look for; search all of them"
+        )
+    sha256 = hashlib.sha256(json.dumps(queries).encode()).hexdigest()
+    return QueryLog(len(queries), sha256, draw_queries(queries, N_DRAWN))
+
+
+def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
+    """Raises a UserError if a collection has no passage that is judged relevant; counts those."""
+    relevant = relevant_passages(qrels)
+    survey = survey_passages(trial.passages, relevant)
+    n_found = survey.n_wanted
+    if not relevant:
+        raise UserError(
+            f"{trial.data} has no judgment of {trial.split} with a score above 0: all metrics would"
+            " be 0"
+        )
+    if not n_found:
+        raise UserError(
+            f"{trial.data} has none of the {len(relevant)} passages that its judgments of"
+            f" {trial.split} find relevant: all metrics would be 0"
+        )
+    warn_of_missing(n_found, relevant, trial.split)
+    return survey
+
+
+def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
+    """Starts the folder of a comparison, or continues it.
+
+    Args:
+      workdir: see `comparison`.
+      trial: what `check_trial` returned,
+      survey: and this too.
+
+    Returns:
+      The trial on the passages, and by the queries, that are ranked.
+
+    Raises:
+      UserError: also if the folder was started on other passages, or on a sample for other
+        judgments.
+    """
+    started = {
+        "data": {"corpus": survey.sha256, **_asked_sha256(trial)},
+        "split": trial.ranked_split,
+        "language": trial.language,
+        "test_passages": trial.n_passages,
+        "ignore_identical_ids": trial.ignore_identical_ids,
+    }
+    if trial.n_passages is None:
+        _start_on_queries(workdir, started)
+        return trial if trial.log is None else _with_drawn(workdir, trial, trial.log)
+    start_or_compare(workdir / STARTED, started)
+    folder = workdir / "data"
+    make_once(
+        workdir, folder, write_sample, trial.data, trial.split, trial.passages, trial.n_passages
+    )
+    return trial._replace(data=folder, corpus=None)
+
+
+def _asked_sha256(trial: Trial) -> dict[str, str | None]:
+    """Returns the checksums of judgments and queries."""
+    if trial.log is not None:
+        return {"judgments": None, "queries": trial.log.sha256}
+    files = (judgments_file(trial.data, trial.split), queries_file(trial.data, trial.split))
+    judgments, queries = map(file_sha256, files)
+    return {"judgments": judgments, "queries": queries}
+
+
+def _start_on_queries(workdir: Path, started: Mapping[str, Any]) -> None:
+    """Starts the folder of a comparison, or continues it; other queries need other rankings."""
+    path = workdir / STARTED
+    start_or_compare(path, started, free=("data.judgments", "data.queries", "split"))
+    if read_object(path) == started:
+        return
+    logger.info("%s: other judgments or queries: ranking again, by the same vectors", workdir)
+    made = [*workdir.glob(DRAWN), *workdir.glob("*.trec"), *(workdir / "models").rglob("*.trec")]
+    remove_results(workdir, made)
+    write_json(path, started)
+
+
+def _with_drawn(workdir: Path, trial: Trial, log: QueryLog) -> Trial:
+    """Writes the queries that are ranked where nothing is judged; returns the trial by them."""
+    drawn = make_once(workdir, workdir / DRAWN, _write_drawn, log.drawn)
+    return trial._replace(data=drawn, corpus=trial.passages)
+
+
+def queries_note(trial: Trial) -> list[str]:
+    """Says how many queries of a log are ranked, where they are not all."""
+    n_queries = 0 if trial.log is None else trial.log.n_queries
+    if n_queries <= N_DRAWN:
+        return []
+    return [f"for {N_DRAWN} of {n_queries:,} queries, drawn at random"]
+
+
+def _write_drawn(drawn: Mapping[str, str], out: Path) -> None:
+    with new_file(out) as file:
+        write_passages(file, (Passage(name, "", text) for name, text in drawn.items()))

@@ -1,0 +1,266 @@
+"""Reads a data folder: passages, queries, judgments, and passages to draw negatives from.
+
+Files are found one by one, so a folder may mix the layouts of docs/data.md (BEIR, MS MARCO).
+"""
+
+import logging
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sized
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from cocondenser_jax.corpus.sources import require_source
+from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.files.tables import DATA_FILES, matches_data_file, plain_name
+from cocondenser_jax.retriever.data import layouts
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.own_passages import require_other_answers
+from cocondenser_jax.retriever.data.trec import Qrels, first_passages, read_qrels, read_results
+
+logger = logging.getLogger(__name__)
+
+
+class Asked(NamedTuple):
+    """What is searched for."""
+
+    queries: dict[str, str]  # id → text
+    qrels: Qrels  # of the split; none without one
+
+
+def passage_text(passage: Passage, separator: str = " ") -> str:
+    """Joins a passage's title and its text, as encoders and (with a space) BM25 read it."""
+    return f"{passage.title}{separator}{passage.text}" if passage.title else passage.text
+
+
+def corpus_file(source: Path) -> Path:
+    """Finds the file of passages in a data folder; a file stands for itself."""
+    return source if source.is_file() else _find(source, "passages")[0]
+
+
+def corpus_source(source: str | Path) -> str | Path:
+    """Returns what `read_corpus` reads: the file of passages in a data folder, or the source."""
+    folder = Path(source)
+    if folder.is_dir() and any(_matches(folder, kind) for kind in DATA_FILES):
+        return corpus_file(folder)
+    require_source(str(source))
+    return source
+
+
+def judgments_file(folder: Path, split: str) -> Path:
+    """Finds the file of a split's judgments."""
+    return _find(folder, "judgments", split)[0]
+
+
+def queries_file(folder: Path, split: str) -> Path:
+    """Finds the file of a split's queries."""
+    return _find(folder, "queries", split)[0]
+
+
+def split_files(folder: Path, split: str) -> dict[str, Path]:
+    """Finds the files that `read_corpus` and `read_split` read: corpus, judgments, queries."""
+    return {
+        "corpus": corpus_file(folder),
+        "judgments": judgments_file(folder, split),
+        "queries": queries_file(folder, split),
+    }
+
+
+def is_unjudged(source: Path) -> bool:
+    """Returns whether a source has queries alone: a file of them, or a folder without judgments."""
+    return source.is_file() or (
+        bool(_matches(source, "queries")) and not _matches(source, "judgments")
+    )
+
+
+def searched_passages(data: Path, corpus: str | Path | None) -> str | Path:
+    """Returns what `read_corpus` reads: the corpus or, without one, the folder of the queries.
+
+    Raises:
+      UserError: if the queries are in a file instead, which has no passages.
+    """
+    if corpus is not None:
+        return corpus
+    if data.is_file():
+        raise UserError(f"{data} is a file of queries: name the passages by --corpus")
+    return data
+
+
+def read_corpus(source: str | Path) -> Iterator[Passage]:
+    """Yields the passages of a data folder, or of any source (see `layouts.read_passages`).
+
+    Those of a data folder with judgments must have ids: judgments name passages by them.
+    """
+    found = corpus_source(source)
+    folder = Path(found).parent
+    is_judged = Path(found).is_file() and bool(_matches(folder, "judgments"))
+    return layouts.read_passages(found, numbered=not is_judged)
+
+
+def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
+    """Reads the queries of a data folder, of a split of it, or of one file: id → text."""
+    if split is not None:
+        return read_split(source, split)[0]
+    if source.is_file():
+        return layouts.read_queries(source)
+    queries: dict[str, str] = {}
+    for path in _find(source, "queries"):  # of MS MARCO's files, some contain others
+        queries |= layouts.read_queries(path)
+    return queries
+
+
+def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
+    """Reads the queries and judgments of a split."""
+    path = judgments_file(folder, split)
+    qrels = read_qrels(path)
+    queries = layouts.read_queries(queries_file(folder, split))
+    require_known(qrels, queries, "queries", path)
+    return {query: queries[query] for query in qrels}, qrels
+
+
+def _require_other_judgments(source: Path) -> None:
+    """Raises a UserError if `require_other_answers` does for any split of a data folder."""
+    if source.is_file():
+        return
+    try:
+        files = _find(source, "judgments")
+    except UserError:  # nothing is judged
+        return
+    for file in files:
+        require_other_answers(read_qrels(file))
+
+
+def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
+    """Reads queries, as `read_queries` does, and the judgments of a split.
+
+    Raises:
+      UserError: also if `ignore_identical_ids` would drop passages that are judged relevant, in the
+        split or, without one, in any.
+    """
+    if split is None:
+        asked = Asked(read_queries(source), {})
+        if ignore_identical_ids:
+            _require_other_judgments(source)
+        return asked
+    asked = Asked(*read_split(source, split))
+    if ignore_identical_ids:
+        require_other_answers(asked.qrels)
+    return asked
+
+
+def relevant_passages(qrels: Qrels) -> set[str]:
+    """Returns the passages that are judged relevant for some query."""
+    return {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
+
+
+def warn_of_missing(n_found: int, relevant: Sized, split: str | None) -> None:
+    """Warns if the passages that are searched lack some that are judged relevant."""
+    if n_found < len(relevant):
+        logger.warning(
+            "%d of the %d passages that the judgments of %s find relevant are not among those that"
+            " are searched",
+            len(relevant) - n_found,
+            len(relevant),
+            split,
+        )
+
+
+def with_positives(qrels: Qrels) -> Qrels:
+    """Keeps the relevant passages of the queries that have some; there must be one."""
+    relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
+    positives = {query: passages for query, passages in relevant.items() if passages}
+    if n_without := len(qrels) - len(positives):
+        logger.warning("%d of %d queries have no positive: not trained on", n_without, len(qrels))
+    if not positives:
+        raise UserError("no judgment has a score above 0: there is no positive to train on")
+    return positives
+
+
+def best_by_query(
+    source: Path, queries: Collection[str], depth: int
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields each query with the first `depth` passages that a TREC run has for it.
+
+    Queries come in the order of the run, and then, with [], those that it does not have.
+    """
+    found = set()
+    for query, scores in read_results(source):
+        if query in queries:
+            found.add(query)
+            yield query, first_passages(scores, depth)
+    missing = [query for query in queries if query not in found]
+    if not found:
+        raise UserError(
+            f"{source} has no passage for any of the {len(queries)} queries of the split"
+        )
+    if missing:
+        logger.warning("%s has no passage for %d of %d queries", source, len(missing), len(queries))
+    for query in missing:
+        yield query, []
+
+
+def candidates_by_query(source: Path, qrels: Qrels, depth: int) -> Iterator[tuple[str, list[str]]]:
+    """Yields what `best_by_query` does, without relevant passages."""
+    for query, names in best_by_query(source, qrels, depth):
+        grades = qrels[query]
+        yield query, [p for p in names if grades.get(p, 0) <= 0]
+
+
+def read_candidates(
+    source: Path, qrels: Qrels, passages: Container[str], depth: int
+) -> dict[str, list[str]]:
+    """Reads what `candidates_by_query` yields; the corpus, `passages`, must have all of it."""
+    found = dict(candidates_by_query(source, qrels, depth))
+    require_known(chain.from_iterable(found.values()), passages, "passages", source)
+    return {query: found[query] for query in qrels}
+
+
+def read_named(
+    corpus: str | Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
+) -> dict[str, Passage]:
+    """Reads by id the passages that runs or judgments name; no others are held in memory.
+
+    `corpus` is what `read_corpus` takes, and must have them; `named` are (file, query → passages).
+    """
+    names: set[str] = set()
+    for _, ids in named:
+        names.update(*ids.values())
+    passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in names}
+    for source, ids in named:
+        require_known(chain.from_iterable(ids.values()), passages, "passages", source)
+    return passages
+
+
+def require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
+    """Raises a UserError if a file names ids that are not known; `what`: queries or passages."""
+    unknown = list(dict.fromkeys(name for name in ids if name not in known))
+    if unknown:
+        raise UserError(
+            f"{source} names {len(unknown)} {what} that the data does not have: "
+            f"{first_three(unknown)}"
+        )
+
+
+def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
+    """Lists the files, of one split or all, that have the first name with any match."""
+    if not folder.is_dir():
+        wrong = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")
+    if files := _matches(folder, kind, split):
+        return files
+    lacks = kind if split is None else f"{kind} of split {split!r}"
+    names = " or ".join(DATA_FILES[kind]).replace("SPLIT", split or "SPLIT")
+    raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")
+
+
+def _matches(folder: Path, kind: str, split: str | None = None) -> list[Path]:
+    """Lists what `_find` does; nothing where there is none."""
+    paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
+    for name in DATA_FILES[kind]:
+        files: dict[Path, Path] = {}
+        for path in paths:
+            if matches_data_file(path.relative_to(folder), name, split):
+                # The plain file, not its archive.
+                files.setdefault(path.with_name(plain_name(path)), path)
+        if files:
+            return list(files.values())
+    return []

@@ -1,0 +1,68 @@
+"""Queries without judgments, such as those that a search engine has logged."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from cocondenser_jax.errors import UserError, log_once
+from cocondenser_jax.files.tables import plain_suffix
+from cocondenser_jax.files.whole import read_lines
+from cocondenser_jax.retriever.data.folder import read_queries
+
+logger = logging.getLogger(__name__)
+
+_SUFFIXES = (".txt", ".tsv", ".jsonl")
+_SEED = 0
+
+
+def read_log(source: Path) -> dict[str, str]:
+    """Reads different queries: id → text; what is left out is counted in a warning.
+
+    A query is left out if it is empty, or has the words of an earlier one, whatever their case and
+    the white space between them.
+
+    Args:
+      source: a data folder, of which all queries are read, or a file: a .txt file with a query on
+        each line, which its number names, a .tsv or a .jsonl file (see `layouts.read_queries`).
+    """
+    if source.is_file() and plain_suffix(source) not in _SUFFIXES:
+        raise UserError(
+            f"{source}: expected a .txt file with a query on each line, or a .tsv or .jsonl file"
+        )
+    queries: dict[str, str] = {}
+    seen: set[str] = set()
+    n_empty = _count_blank_lines(source) if source.is_file() else 0
+    n_again = 0
+    for name, text in read_queries(source).items():
+        words = " ".join(text.split())
+        key = words.casefold()
+        if not words:
+            n_empty += 1
+        elif key in seen:
+            n_again += 1
+        else:
+            seen.add(key)
+            queries[name] = words
+    if n_empty or n_again:
+        log_once(
+            logger,
+            f"{source}: {n_empty:,} empty queries and {n_again:,} that occur again are left out",
+        )
+    if len(queries) < 2:
+        raise UserError(f"{source} has {len(queries)} different queries: a comparison needs two")
+    return queries
+
+
+def draw_queries(queries: Mapping[str, str], n: int) -> dict[str, str]:
+    """Draws `n` queries at random, always the same, in their order; all if there are no more."""
+    names = list(queries)
+    if len(names) <= n:
+        return dict(queries)
+    drawn = np.random.default_rng(_SEED).choice(len(names), n, replace=False)
+    return {names[i]: queries[names[i]] for i in sorted(drawn.tolist())}
+
+
+def _count_blank_lines(path: Path) -> int:
+    return sum(not line.strip() for _, line in read_lines(path))

@@ -1,0 +1,153 @@
+"""Metrics of a ranking against relevance judgments."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import TypedDict
+
+import ir_measures
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.own_passages import (
+    drop_identical_ids,
+    likely_own_passages,
+    own_answers,
+    require_other_answers,
+    warn_of_own_results,
+)
+from cocondenser_jax.retriever.data.trec import Qrels, Run, ranked
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_METRICS = ("MRR@10", "Recall@100", "nDCG@10")
+
+# ir-measures' default would also start programs that fail on ids which trec_eval accepts.
+_PROVIDER = ir_measures.providers.FallbackProvider(
+    [ir_measures.pytrec_eval, ir_measures.msmarco, ir_measures.judged]
+)
+
+
+class Metrics(TypedDict):
+    """What a run scores: metric → mean, and query → metric → value."""
+
+    mean: dict[str, float]
+    per_query: dict[str, dict[str, float]]
+
+
+def evaluate_run(
+    qrels: Qrels,
+    run: Run,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    ignore_identical_ids: bool = False,
+) -> Metrics:
+    """Computes metrics of retrieval, averaged over all judged queries.
+
+    A judged query without results or without a relevant passage counts 0, as with trec_eval -c.
+    Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`. Warns
+    of a metric that is 0 for every query.
+
+    Args:
+      qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
+      run: the results.
+      metrics: any of trec_eval's, as ir-measures spells them, such as MRR@10 or nDCG@10.
+      ignore_identical_ids: drop results whose id is their query's (see `drop_identical_ids`).
+
+    Raises:
+      UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
+    """
+    if ignore_identical_ids:
+        require_other_answers(qrels)
+        run = drop_identical_ids(run)
+    else:
+        judged = {query: run.get(query, {}) for query in qrels.keys() - own_answers(qrels)}
+        warn_of_own_results(judged, likely_own_passages(judged, judged))
+    measures = {name: parse_metric(name) for name in metrics}
+    cutoffs = {name: int(measure.params.get("cutoff", 0)) for name, measure in measures.items()}
+    check_results(run, qrels, "judged", cutoffs)
+    # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
+    by_rank = {
+        query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
+        for query in qrels
+        if run.get(query)
+    }
+    per_query = {query: dict.fromkeys(measures, 0.0) for query in qrels}
+    if by_rank:
+        # Below -1 a grade would be counted before the beginning of trec_eval's array of grades.
+        grades = {
+            query: {passage: max(grade, 0) for passage, grade in judgments.items()}
+            for query, judgments in qrels.items()
+        }
+        names: dict[ir_measures.Measure, list[str]] = {}  # RR@10 is MRR@10
+        for name, measure in measures.items():
+            names.setdefault(measure, []).append(name)
+        for result in _PROVIDER.iter_calc(list(names), grades, by_rank):
+            for name in names[result.measure]:
+                per_query[result.query_id][name] = float(result.value)
+    mean = mean_over_queries(per_query)
+    if zeros := [name for name, value in mean.items() if value == 0]:
+        logger.warning(
+            "%s: 0 for each of the %d judged queries; do run and judgments name passages alike?",
+            ", ".join(zeros),
+            len(qrels),
+        )
+    return {"mean": mean, "per_query": per_query}
+
+
+def require_results(run: Run, qrels: Qrels, name: object) -> None:
+    """Raises a UserError for a run, by its name, that has no result for any judged query."""
+    if not any(run.get(query) for query in qrels):
+        raise UserError(
+            f"{name} has no result for any of the {len(qrels)} judged queries: there is nothing to"
+            " compare"
+        )
+
+
+def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Averages each metric of query → metric → value."""
+    names = next(iter(per_query.values()))
+    return {name: fmean(values[name] for values in per_query.values()) for name in names}
+
+
+def check_results(
+    run: Run, queries: Collection[str], having: str, cutoffs: Mapping[str, int]
+) -> None:
+    """Warns of queries without results, and of metrics (name → cutoff) deeper than any ranking.
+
+    `having` is "judged" or "answered", for the messages.
+
+    Raises:
+      UserError: if there is no query, or if the run has results for other queries only.
+    """
+    if not queries:
+        raise UserError(f"there are no {having} queries to evaluate")
+    without = sum(not run.get(query) for query in queries)
+    if without == len(queries) and any(run.values()):
+        raise UserError(
+            f"the run has no result for any of the {len(queries)} {having} queries: its ids look "
+            f"like {next(iter(run))}, theirs like {next(iter(queries))}; is this the right split?"
+        )
+    if without:
+        logger.warning(
+            "%d of %d %s queries have no result: they count 0", without, len(queries), having
+        )
+    longest = max(map(len, run.values()), default=0)
+    if cut := [name for name, cutoff in cutoffs.items() if cutoff > longest > 0]:
+        logger.warning("no query has more than %d results: %s stop there", longest, ", ".join(cut))
+
+
+def parse_metric(name: str) -> ir_measures.Measure:
+    """Returns a metric by its name; raises a UserError for one that cannot be computed."""
+    try:
+        metric = ir_measures.parse_measure(name)
+        # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
+        numbers = [metric.params.get(name, 1) for name in ("cutoff", "rel")]
+        in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
+        known = in_range and _PROVIDER.supports(metric)
+    except (AssertionError, KeyError, NameError, SyntaxError, ValueError):
+        known = False
+    if not known:
+        raise UserError(
+            f"unknown metric {name!r}: expected, for instance, {', '.join(DEFAULT_METRICS)}"
+        )
+    return metric

@@ -1,0 +1,378 @@
+"""BM25, the lexical baseline and the source of the first round's negatives."""
+
+import logging
+import math
+import time
+from array import array
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow  # type: ignore[import-untyped]
+from tqdm import tqdm
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.memory import available_bytes
+from cocondenser_jax.files.runs import require_intact, write_checksums
+from cocondenser_jax.files.tables import plain_suffix
+from cocondenser_jax.files.whole import estimate_lines, new_folder, read_object, write_json
+from cocondenser_jax.retriever.data.folder import (
+    Passage,
+    corpus_source,
+    passage_text,
+    read_asked,
+    read_corpus,
+    relevant_passages,
+    searched_passages,
+    warn_of_missing,
+)
+from cocondenser_jax.retriever.data.own_passages import (
+    is_same_text,
+    watch_own_results,
+    without_own,
+)
+from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
+from cocondenser_jax.retriever.search.embeddings import passage_at, passage_table
+from cocondenser_jax.retriever.search.import_bm25s import import_bm25s
+from cocondenser_jax.retriever.search.terms import LANGUAGE, require_language, term_finder
+
+logger = logging.getLogger(__name__)
+
+# Compiling the numba scorer takes about 6 s; beyond this many scores it saves more than that.
+_WORTH_COMPILING = 50_000_000
+_LANGUAGE_FILE = "language.json"
+_QUERIES_AT_ONCE = 4_096
+# To estimate memory: below this many bytes a file needs no estimate; passages to look at; bytes for
+# each passage, each of its terms, each of its different terms, and each word of all.
+# `python -m benchmarks.processes "bm25, NQ"` measures what they sum up to.
+_SMALL_FILE = 100_000_000
+_SAMPLED = 5_000
+_BYTES_OF_PASSAGE = 250
+_BYTES_OF_TERM = 4
+_BYTES_OF_SCORE = 24
+_BYTES_OF_WORD = 450
+
+
+class Bm25Settings(NamedTuple):
+    """How BM25 counts and weighs; the numbers are Anserini's defaults (MS MARCO: 0.82 and 0.68)."""
+
+    k1: float = 0.9  # saturation of term frequency
+    b: float = 0.4  # strength of length normalization
+    language: str = LANGUAGE  # whose stop words and endings are removed; see `terms.languages`
+
+
+_DEFAULTS = Bm25Settings()
+
+
+class Bm25Index(NamedTuple):
+    """A BM25 index of passages, and the language that their terms are of."""
+
+    scores: Any  # bm25s.BM25
+    language: str
+    find_terms: Callable[[str], list[str]]  # of that language; it remembers words
+
+
+class LexicalIndex(NamedTuple):
+    """A BM25 index with its passages, in memory."""
+
+    bm25: Bm25Index
+    passages: pyarrow.Table  # `id`, `title` and `text` of the rows
+
+
+class Searched(NamedTuple):
+    """What `write_bm25_run` ranks, and for what."""
+
+    data: Path  # a data folder, or a file of queries
+    split: str | None = None  # whose queries are used; None: all
+    corpus: str | Path | None = None  # see `folder.searched_passages`
+
+
+def write_bm25_run(
+    searched: Searched,
+    run_out: Path,
+    depth: int = 100,
+    settings: Bm25Settings = _DEFAULTS,
+    *,
+    ignore_identical_ids: bool = False,
+) -> dict[str, float]:
+    """Ranks passages for the queries of a data folder, or of a split; writes a TREC run.
+
+    See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. Returns the number of
+    queries, and the seconds that indexing, searching and writing took.
+
+    Raises:
+      UserError: also if nothing is found for any query, or if the passages to leave out are judged
+        relevant. Nothing is written then.
+    """
+    require_language(settings.language)
+    if not (0 <= settings.k1 < math.inf and 0 <= settings.b <= 1):
+        raise UserError(f"k1={settings.k1}, b={settings.b}: expected 0 or more, and 0 to 1")
+    data_folder, split, _ = searched
+    corpus = searched_passages(data_folder, searched.corpus)
+    queries, qrels = read_asked(data_folder, split, ignore_identical_ids=ignore_identical_ids)
+    relevant = relevant_passages(qrels)
+    source = corpus_source(corpus)
+    require_memory(source, settings.language)
+    start = time.perf_counter()
+    n_ranked = depth + 1 if ignore_identical_ids else depth
+    own: set[str] = set()
+    found: set[str] = set()
+    passages = _noting_own(_noting(read_corpus(source), relevant, found), queries, own)
+    results = require_any(
+        bm25_results(passages, queries, n_ranked, settings),
+        f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
+        f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
+        f" --language={settings.language})",
+    )
+    if ignore_identical_ids:
+        results = require_any(
+            ((query, without_own(query, scores, depth)) for query, scores in results),
+            f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
+            " passage of the same id, which is left out",
+        )
+    write_results(run_out, watch_own_results(results, own.intersection, qrels))
+    warn_of_missing(len(found), relevant, split)
+    seconds = time.perf_counter() - start
+    return {"queries": len(queries), "seconds_with_indexing": seconds}
+
+
+def _noting(
+    corpus: Iterable[Passage], wanted: Container[str], found: set[str]
+) -> Iterator[Passage]:
+    """Yields passages; adds the ids of those that are wanted to `found`."""
+    for passage in corpus:
+        if passage.id in wanted:
+            found.add(passage.id)
+        yield passage
+
+
+def _noting_own(
+    corpus: Iterable[Passage], queries: Mapping[str, str], own: set[str]
+) -> Iterator[Passage]:
+    """Yields passages; adds the ids of those that are queries to `own`."""
+    for passage in corpus:
+        query = queries.get(passage.id)
+        if query is not None and is_same_text(query, passage_text(passage)):
+            own.add(passage.id)
+        yield passage
+
+
+def bm25_run(
+    corpus: Iterable[Passage],
+    queries: Mapping[str, str],
+    depth: int = 100,
+    settings: Bm25Settings = _DEFAULTS,
+) -> Run:
+    """Ranks passages by BM25, in Lucene's formula.
+
+    s(q, d) = Σ_t ln(1 + (N − n_t + ½) / (n_t + ½)) · f_td / (f_td + k1 (1 − b + b |d| / avg|d|)),
+
+    over the terms t of title and text, which `terms.term_finder` finds.
+
+    Args:
+      corpus: the passages.
+      queries: id → text.
+      depth: passages per query at most.
+      settings: of terms and formula.
+
+    Returns:
+      query → passage → score, best first, without passages that share no term with the query.
+    """
+    return dict(bm25_results(corpus, queries, depth, settings))
+
+
+def bm25_results(
+    corpus: Iterable[Passage],
+    queries: Mapping[str, str],
+    depth: int,
+    settings: Bm25Settings = _DEFAULTS,
+) -> Results:
+    """Yields what `bm25_run` returns, a query at a time."""
+    ids: list[str] = []
+
+    def note_ids() -> Iterator[Passage]:
+        for passage in corpus:
+            ids.append(passage.id)
+            yield passage
+
+    index = _build_index(note_ids(), settings)
+    ranking_Q = rank_by_bm25(index, list(queries.values()), depth)
+    for query, ranking in zip(queries, ranking_Q, strict=True):
+        yield query, {ids[row]: score for row, score in ranking.items()}
+
+
+def open_bm25_index(
+    folder: Path, passages: pyarrow.Table, language: str | None = None
+) -> Bm25Index:
+    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it.
+
+    Args:
+      folder: of an index or embeddings.
+      passages: of the folder.
+      language: see `Bm25Settings`; None: that of the index, or, for a new one, the default.
+
+    Raises:
+      UserError: also if the index was made in another language.
+    """
+    place = folder / "bm25"
+    if not place.exists():
+        settings = Bm25Settings(language=language or LANGUAGE)
+        with new_folder(place) as partial:
+            rows = range(len(passages))
+            index = _build_index((passage_at(passages, row) for row in rows), settings)
+            index.scores.save(partial, show_progress=False)
+            write_json(partial / _LANGUAGE_FILE, {"language": settings.language})
+            write_checksums(partial)
+    try:
+        require_intact(place)
+        index = _read_index(place)
+        if index.scores.scores["num_docs"] != len(passages):
+            raise UserError(f"{place} was made of other passages")
+        if language not in (None, index.language):
+            raise UserError(f"{place} was made with --language={index.language}, not {language}")
+    except UserError as error:
+        raise UserError(f"{error}: remove it, and the next hybrid search makes it again") from None
+    return index
+
+
+def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalIndex:
+    """Reads passages (see `folder.read_corpus`) into memory, and indexes them for BM25."""
+    source = corpus_source(corpus)
+    settings = Bm25Settings(language=language or LANGUAGE)
+    require_language(settings.language)
+    require_memory(source, settings.language)
+    passages = passage_table(read_corpus(source))
+    rows = range(len(passages))
+    return LexicalIndex(
+        _build_index((passage_at(passages, row) for row in rows), settings), passages
+    )
+
+
+def find_passages(index: LexicalIndex, query: str, k: int = 10) -> list[tuple[float, Passage]]:
+    """Finds the `k` best passages for one query; each with its score, the best first."""
+    (ranking,) = rank_by_bm25(index.bm25, [query], k)
+    return [(score, passage_at(index.passages, row)) for row, score in ranking.items()]
+
+
+def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> Iterator[dict[int, float]]:
+    """Ranks by BM25; yields row → score of each query's passages, best first."""
+    scores = index.scores
+    n_passages = scores.scores["num_docs"]
+    scores.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
+    for start in range(0, len(queries), _QUERIES_AT_ONCE):
+        yield from _rank_some(index, queries[start : start + _QUERIES_AT_ONCE], depth)
+
+
+def _rank_some(index: Bm25Index, queries: list[str], depth: int) -> list[dict[int, float]]:
+    scores = index.scores
+    terms_Q = [scores.get_tokens_ids(index.find_terms(query)) for query in queries]
+    ranking_Q: list[dict[int, float]] = [{} for _ in queries]
+    with_terms = [i for i, terms in enumerate(terms_Q) if terms]
+    if not with_terms:
+        return ranking_Q
+    rows_QxK, scores_QxK = scores.retrieve(
+        [terms_Q[i] for i in with_terms],
+        k=min(depth, scores.scores["num_docs"]),
+        show_progress=False,
+        backend_selection=scores.backend,
+    )
+    for i, rows_K, scores_K in zip(with_terms, rows_QxK.tolist(), scores_QxK.tolist(), strict=True):
+        ranking = zip(rows_K, scores_K, strict=True)
+        ranking_Q[i] = {row: score for row, score in ranking if score > 0}
+    return ranking_Q
+
+
+class _Lists(Sequence[list[int]]):
+    """Lists of numbers in one array: as lists, the numbers of 60 terms would take 540 bytes."""
+
+    def __init__(self) -> None:
+        self._numbers = array("i")
+        self._ends = array("q", [0])
+
+    def append(self, numbers: Iterable[int]) -> None:
+        """Adds a list."""
+        self._numbers.extend(numbers)
+        self._ends.append(len(self._numbers))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        if place >= len(self):
+            raise IndexError(place)
+        return self._numbers[self._ends[place] : self._ends[place + 1]].tolist()
+
+
+class _Terms(NamedTuple):
+    """The terms of passages, as bm25s takes them."""
+
+    ids: Sequence[list[int]]
+    vocab: dict[str, int]
+
+
+def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index:
+    find_terms = term_finder(settings.language)
+    number_of: dict[str, int] = {}
+    terms_N = _Lists()
+    for passage in tqdm(corpus, desc="BM25 index", unit=" passages"):
+        terms = find_terms(passage_text(passage))
+        terms_N.append(number_of.setdefault(term, len(number_of)) for term in terms)
+    if not number_of:  # bm25s needs a word: the empty one, which is in no query
+        number_of = {"": 0}
+        n_passages = len(terms_N)
+        terms_N = _Lists()
+        for _ in range(n_passages):
+            terms_N.append([0])
+    # Its own way to a matrix sorts numbers of 64 bits, in twice the memory of scipy.
+    scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene", csc_backend="scipy")
+    scores.index(_Terms(terms_N, number_of), show_progress=False)
+    return Bm25Index(scores, settings.language, find_terms)
+
+
+def require_memory(source: str | Path, language: str) -> None:
+    """Logs what `bm25_run` will take for a large file of passages in lines.
+
+    Raises:
+      UserError: where that is more than there is.
+    """
+    file = Path(source)
+    if not file.is_file() or plain_suffix(file) not in (".jsonl", ".tsv"):
+        return
+    if file.stat().st_size < _SMALL_FILE:
+        return
+    needed = estimate_bytes(file, language)
+    available = available_bytes()
+    logger.info(
+        "BM25 of %s will take about %.1f GiB of memory; %.1f GiB are free",
+        file,
+        needed / 2**30,
+        available / 2**30,
+    )
+    if needed > available:
+        raise UserError(
+            f"BM25 of {file} takes about {needed / 2**30:.1f} GiB of memory, and"
+            f" {available / 2**30:.1f} GiB are free: use a machine with more"
+        )
+
+
+def estimate_bytes(file: Path, language: str) -> int:
+    """Returns about how much memory `bm25_run` takes, by the first passages of a file."""
+    find_terms = term_finder(language)
+    n_lines = estimate_lines(file)
+    terms_N = [find_terms(passage_text(p)) for p in islice(read_corpus(file), _SAMPLED)]
+    per_passage = _BYTES_OF_PASSAGE + sum(
+        _BYTES_OF_TERM * len(terms) + _BYTES_OF_SCORE * len({*terms}) for terms in terms_N
+    ) / len(terms_N)
+    # A collection k times as large has about k^0.6 times as many words (Heaps' law).
+    n_words = len({*chain(*terms_N)}) * (n_lines / len(terms_N)) ** 0.6
+    return int(n_lines * per_passage + n_words * _BYTES_OF_WORD)
+
+
+def _read_index(folder: Path) -> Bm25Index:
+    path = folder / _LANGUAGE_FILE
+    if not path.is_file():
+        raise UserError(f"{folder} does not name its language")
+    scores = import_bm25s().BM25.load(folder, mmap=True)
+    language = str(read_object(path)["language"])
+    return Bm25Index(scores, language, term_finder(language))

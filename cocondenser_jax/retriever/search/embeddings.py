@@ -1,0 +1,262 @@
+"""A folder of embeddings: writes its shards, and maps them.
+
+Shard k is `embeddings-<k>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
+`vector`, or `code` (see `quantized.py`), which no database takes for numbers that it may multiply.
+Files are memory-mapped: a folder may be larger than memory. Task i of n writes the shards i,
+n + i, 2n + i and so on to its own `runs.task_folder`; they are read as one folder.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.ipc  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import require_same, task_folders
+from cocondenser_jax.files.whole import new_file, read_object
+from cocondenser_jax.representation import Representation, from_json, to_json
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.search.finite import are_finite, require_finite
+from cocondenser_jax.retriever.search.quantized import (
+    BINARY,
+    INT8,
+    QUANTIZED,
+    BitVectors,
+    Int8Vectors,
+    Vectors,
+)
+
+MANIFEST = "manifest.json"
+Dtype = Literal["float32", "float16", "int8", "binary"]
+# What may differ between machines and when a run resumes: of the first two, checksums are compared.
+FREE_FIELDS = ("model", "corpus", "batch_size")
+_VECTOR = "vector"
+_CODE = "code"
+_RANGES = b"ranges"  # metadata of a shard of int8
+# Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
+PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
+
+
+class Manifest(NamedTuple):
+    """What `manifest.json` says of embeddings, or of an index of them."""
+
+    model: str  # the folder or hub name that was given
+    model_sha256: str
+    representation: Representation  # of the model's folder and what was given: for queries, too
+    passage_length: int | None  # tokens kept of a passage; None: no limit
+    precision: Literal["float32", "bfloat16"]  # of the matrix products
+    backend: Literal["torch", "jax"]
+    batch_size: int
+    dimension: int
+    dtype: Dtype  # of the vectors on disk
+    corpus: str
+    corpus_sha256: str
+    passages: int
+    shard_size: int  # passages in a shard
+    factory: str | None = None  # of an index, in faiss's notation
+    index_sha256: str | None = None  # of an index: of its file
+
+    @property
+    def n_shards(self) -> int:
+        """The number of shards, of all tasks."""
+        return math.ceil(self.passages / self.shard_size)
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the folder holds an index, not embeddings."""
+        return self.index_sha256 is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values by name, those of an index only if it is one."""
+        fields = self._asdict() | {"representation": to_json(self.representation)}
+        if not self.is_index:
+            del fields["factory"], fields["index_sha256"]
+        return fields
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    """Returns the path of a shard."""
+    return folder / f"embeddings-{number:05d}.arrow"
+
+
+def shard_rows(manifest: Manifest, number: int) -> int:
+    """Returns the number of rows of a shard, which is the same in all but the last."""
+    return min(manifest.shard_size, manifest.passages - number * manifest.shard_size)
+
+
+def passage_table(passages: Iterable[Passage]) -> pyarrow.Table:
+    """Puts passages into the columns `id`, `title` and `text`."""
+    return pyarrow.table(list(zip(*passages, strict=True)), schema=PASSAGES)
+
+
+def passage_at(table: pyarrow.Table, row: int) -> Passage:
+    """Reads the passage of a row."""
+    return Passage(*(table[name][row].as_py() for name in PASSAGES.names))
+
+
+def write_table(path: Path, table: pyarrow.Table) -> None:
+    """Writes an Arrow file."""
+    with path.open("wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_shard(
+    path: Path,
+    passages: pyarrow.Table,
+    vectors_NxD: np.ndarray,
+    ranges_2xD: np.ndarray | None = None,
+) -> None:
+    """Writes the passages of a shard with their vectors, whole or not at all.
+
+    The ranges of int8 (see `quantized.quantize`) become metadata of the file.
+    """
+    numbers = pyarrow.array(vectors_NxD.ravel())
+    vectors = pyarrow.FixedSizeListArray.from_arrays(numbers, vectors_NxD.shape[1])
+    table = passages.append_column(_VECTOR if vectors_NxD.dtype.kind == "f" else _CODE, vectors)
+    if ranges_2xD is not None:
+        table = table.replace_schema_metadata({_RANGES: ranges_2xD.astype("<f4").tobytes()})
+    with new_file(path) as partial:
+        write_table(partial, table)
+
+
+def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
+    """Maps a shard; None unless its file is whole and holds what the manifest says."""
+    is_bits = manifest.dtype == BINARY
+    stored = "uint8" if is_bits else manifest.dtype
+    size = manifest.dimension // 8 if is_bits else manifest.dimension
+    vector = pyarrow.list_(pyarrow.from_numpy_dtype(stored), size)
+    name = _CODE if manifest.dtype in QUANTIZED else _VECTOR
+    schema = PASSAGES.append(pyarrow.field(name, vector))
+    table = map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
+    if table is not None and manifest.dtype == INT8 and not _has_ranges(table):
+        return None
+    return table
+
+
+def _has_ranges(table: pyarrow.Table) -> bool:
+    """Whether a shard of int8 has ranges that numbers can have."""
+    content = _ranges(table)
+    if len(content) != 4 * 2 * table[_CODE].type.list_size:
+        return False
+    low_D, high_D = np.frombuffer(content, "<f4").reshape(2, -1)
+    return bool(np.isfinite(high_D - low_D).all() and (low_D <= high_D).all())
+
+
+def _ranges(table: pyarrow.Table) -> bytes:
+    """Returns the ranges of a table's shards, one after another, as float32."""
+    return (table.schema.metadata or {}).get(_RANGES, b"")
+
+
+def finished_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
+    """Maps a shard as `map_shard` does; None also if a vector has NaN or infinity."""
+    table = map_shard(folder, manifest, number)
+    if table is None or not all(are_finite(vectors[:]) for vectors in shard_vectors(table)):
+        return None
+    return table
+
+
+def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table | None:
+    """Maps an Arrow file; None unless it is whole, with these columns and rows."""
+    try:
+        # Closed at once, or a large folder would run out of file descriptors: the map stays.
+        with pyarrow.memory_map(str(path)) as file:
+            table = pyarrow.ipc.open_file(file).read_all()
+        table.validate(full=True)  # reads all strings: they lie where their offsets say, in UTF-8
+    except (OSError, pyarrow.ArrowException):
+        return None
+    has_nulls = any(column.null_count for column in table.columns)
+    whole = table.schema.equals(schema) and len(table) == n_rows and not has_nulls
+    return table if whole else None
+
+
+def open_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
+    """Maps all shards, of the folders of all tasks."""
+    folders = task_folders(folder)
+    tables = []
+    for number in range(manifest.n_shards):
+        own = folders[number % len(folders)]
+        table = map_shard(own, manifest, number)
+        if table is None:
+            raise UserError(
+                f"{shard_file(own, number)} is missing or damaged: encode again with the same "
+                "flags, which renews such shards only"
+            )
+        tables.append(table)
+    joined = pyarrow.concat_tables(tables)
+    return joined.replace_schema_metadata({_RANGES: b"".join(map(_ranges, tables))})
+
+
+def write_parquet(folder: Path, out: Path) -> None:
+    """Writes all shards as one Parquet file, whole or not at all: a row group for each."""
+    table = open_shards(folder, read_manifest(folder)).replace_schema_metadata()
+    with (
+        new_file(out) as partial,
+        pyarrow.parquet.ParquetWriter(partial, table.schema) as writer,
+    ):
+        for batch in table.to_batches():
+            writer.write_batch(batch)
+
+
+def shard_vectors(table: pyarrow.Table) -> list[Vectors]:
+    """Lists the vectors of each shard, N x D, as they are mapped, or as what their codes mean."""
+    column = table[_CODE if _CODE in table.column_names else _VECTOR]
+    size = column.type.list_size
+    stored = [chunk.flatten().to_numpy().reshape(-1, size) for chunk in column.chunks]
+    kind = column.type.value_type
+    if kind == pyarrow.uint8():
+        return [BitVectors(bits_NxB) for bits_NxB in stored]
+    if kind == pyarrow.int8():
+        ranges = np.frombuffer(_ranges(table), "<f4").reshape(len(stored), 2, size)
+        return [Int8Vectors(*each) for each in zip(stored, ranges, strict=True)]
+    return list(stored)
+
+
+def require_finite_rows(table: pyarrow.Table, block_NxD: np.ndarray, first_row: int) -> None:
+    """Raises a UserError for rows of embeddings with NaN or infinity.
+
+    Args:
+      table: of `open_shards`.
+      block_NxD: the vectors of some of its rows.
+      first_row: the number of the first.
+    """
+    require_finite(
+        block_NxD,
+        "passage",
+        table["id"][first_row:],
+        "encode again with the same flags, which renews such shards only",
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads the manifest of an index or of embeddings; those of several tasks must agree."""
+    folders = task_folders(folder)
+    manifests = [_read_manifest(each) for each in folders]
+    names = [name for name in Manifest._fields if name not in FREE_FIELDS]
+    require_same(folders, [manifest.to_json() for manifest in manifests], names)
+    return manifests[0]
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not path.is_file():
+        advice = "encode the corpus first, until it ends, then build the index"
+        raise UserError(f"{folder} holds no {MANIFEST}: {advice}")
+    wrong = UserError(f"{path} is not what cocondenser encode writes: encode the corpus again")
+    try:
+        fields = read_object(path)
+        manifest = Manifest(**fields)
+        manifest = manifest._replace(representation=from_json(fields["representation"]))
+    except (TypeError, ValueError):  # a field is missing, or unknown
+        raise wrong from None
+    sizes = (manifest.dimension, manifest.passages, manifest.shard_size)
+    if not (
+        all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
+        and manifest.dtype in get_args(Dtype)
+    ):
+        raise wrong
+    return manifest

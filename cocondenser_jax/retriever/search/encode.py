@@ -1,0 +1,379 @@
+"""Encodes a corpus into vectors, in shards on disk."""
+
+import contextlib
+import functools
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from tqdm import tqdm
+
+from cocondenser_jax.corpus.folders import find_files
+from cocondenser_jax.corpus.sources import hashed
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
+from cocondenser_jax.files.workers import Engine, run_tasks
+from cocondenser_jax.model_folder.folder import read_representation, require_outside
+from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.representation import (
+    NOTHING_GIVEN,
+    Given,
+    Representation,
+    passage_prompt,
+    title_separator,
+    to_json,
+)
+from cocondenser_jax.retriever.data.folder import Passage, corpus_source, passage_text, read_corpus
+from cocondenser_jax.retriever.search.embeddings import (
+    FREE_FIELDS,
+    MANIFEST,
+    PASSAGES,
+    Dtype,
+    Manifest,
+    finished_shard,
+    open_shards,
+    passage_table,
+    read_manifest,
+    shard_file,
+    shard_rows,
+    write_shard,
+)
+from cocondenser_jax.retriever.search.finite import require_finite
+from cocondenser_jax.retriever.search.gpus import with_gpus
+from cocondenser_jax.retriever.search.lengths import require_lengths
+from cocondenser_jax.retriever.search.models import (
+    Precision,
+    load_as,
+    model_sha256,
+    passage_tokens,
+    towers,
+    uses_bfloat16,
+)
+from cocondenser_jax.retriever.search.quantized import (
+    QUANTIZED,
+    quantize,
+    require_quantizable,
+    require_whole_bytes,
+)
+
+logger = logging.getLogger(__name__)
+
+# Replaces the transformer of a retriever: given its folder, a batch size and a precision.
+Backend = Callable[[SentenceTransformer, Path, int, str], None]
+
+_TASKS = "tasks.json"  # of a folder that tasks fill: what they were started with
+_BLOCK = 5_000  # passages that are tokenized and sorted together
+
+
+class Encoding(NamedTuple):
+    """How passages become vectors."""
+
+    model: Path  # see `models.load_retriever`
+    passage_length: int | None = None  # tokens kept of a passage; None: as the model folder says
+    given: Given = NOTHING_GIVEN  # see `models.load_retriever`
+    # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
+    precision: Precision = "auto"
+    dtype: Dtype = "float32"  # on disk
+    # Passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
+    batch_size: int | None = None
+    # Runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
+    backend: Backend | None = None
+
+
+class Corpus(NamedTuple):
+    """Passages that are encoded, and how they are cut."""
+
+    source: str | Path  # see `folder.read_corpus`
+    sha256: str  # of the passages, see `count_and_hash`
+    n_passages: int
+    shard_size: int
+
+
+class Encoder(NamedTuple):
+    """A retriever that is loaded, and what it computes with."""
+
+    model: SentenceTransformer
+    representation: Representation
+    sha256: str  # see `models.model_sha256`
+    precision: Literal["float32", "bfloat16"]
+    batch_size: int
+
+
+def encode_corpus(
+    encoding: Encoding,
+    corpus: str | Path,
+    out: Path,
+    shard_size: int | None = None,
+    task: tuple[int, int] = (0, 1),
+    engine: Engine | None = None,
+) -> Manifest:
+    """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
+
+    `embeddings.py` describes the folder. A shard that was cut short or whose passages differ from
+    the corpus is encoded again.
+
+    Args:
+      encoding: the model, and what it computes.
+      corpus: a data folder, or any source of passages (see `folder.read_corpus`).
+      out: the folder for the shards; with several tasks, for their folders.
+      shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
+      task: (i, n): encodes the shards of task i of n alone, from 0: see `embeddings.py`.
+      engine: runs all tasks, on workers, locally each with a GPU of its own where there are
+        GPUs; the vectors are those of one task.
+
+    Returns:
+      The manifest; each task returns that of the whole corpus.
+    """
+    source = corpus_source(corpus)
+    if engine:
+        engine = with_gpus(engine, in_torch=encoding.backend is None)
+    if task[1] > 1 and (out / MANIFEST).exists():
+        raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
+    require_outside(encoding.model, out)
+    require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
+    folder = find_folder(encoding.model)
+    require_quantizable(encoding.dtype, read_representation(folder, encoding.given))
+    with lock_folder(task_folder(out, task)), _unchanged(source):
+        # What is wrong with the model is found before the corpus is read.
+        require_lengths(folder, {"--passage_length": encoding.passage_length})
+        if engine:
+            return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
+        encoder = load_encoder(encoding)
+        to_encode = _read_facts(source, shard_size, n_tasks=task[1])
+        return _write_shards(encoder, encoding, to_encode, out, task)
+
+
+@contextlib.contextmanager
+def _unchanged(source: str | Path) -> Iterator[None]:
+    """Raises a UserError at the end of a block in which a file changed: it is read repeatedly."""
+    place = Path(source)  # or the name of a source that lies elsewhere
+
+    def state() -> dict[Path, tuple[int, ...]]:
+        # Not what else a folder holds, such as the log of this command.
+        paths = [place / name for name in find_files(place)] if place.is_dir() else [place]
+        found = {path: path.stat() for path in paths if path.is_file()}
+        return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
+
+    before = state()
+    yield
+    if state() != before:
+        raise _changed(source)
+
+
+def _changed(source: str | Path) -> UserError:
+    return UserError(
+        f"{source} has changed while it was encoded: the vectors may be of other passages;"
+        " remove them, and encode again"
+    )
+
+
+def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
+    """Reads all passages: a broken line is found before there is a shard."""
+    n_passages, sha256 = count_and_hash(source)
+    shard_size = shard_size or default_shard_size(n_passages // n_tasks)
+    return Corpus(source=source, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
+
+
+def load_encoder(encoding: Encoding) -> Encoder:
+    """Loads a retriever as an encoding says."""
+    folder = find_folder(encoding.model)
+    representation = read_representation(folder, encoding.given)
+    model = load_as(folder, representation, passage_length=encoding.passage_length)
+    require_whole_bytes(encoding.dtype, model.get_embedding_dimension() or 0)
+    in_torch = encoding.backend is None
+    in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
+    precision: Literal["float32", "bfloat16"] = "bfloat16" if in_bfloat16 else "float32"
+    torch_on_cpu = in_torch and model.device.type == "cpu"
+    batch_size = encoding.batch_size or (32 if torch_on_cpu else 128)
+    for tower in towers(model).values():
+        tower.unpad_inputs = False  # as it is with flash attention, which would join all texts
+    if encoding.backend:
+        encoding.backend(model, folder, batch_size, precision)
+    return Encoder(
+        model=model,
+        representation=representation,
+        sha256=model_sha256(folder),
+        precision=precision,
+        batch_size=batch_size,
+    )
+
+
+def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
+    return Manifest(
+        model=str(encoding.model),
+        model_sha256=encoder.sha256,
+        representation=encoder.representation,
+        passage_length=passage_tokens(encoder.model),
+        precision=encoder.precision,
+        backend=_backend_name(encoding),
+        batch_size=encoder.batch_size,
+        dimension=encoder.model.get_embedding_dimension() or 0,
+        dtype=encoding.dtype,
+        corpus=str(corpus.source),
+        corpus_sha256=corpus.sha256,
+        passages=corpus.n_passages,
+        shard_size=corpus.shard_size,
+    )
+
+
+def _backend_name(encoding: Encoding) -> Literal["torch", "jax"]:
+    return "jax" if encoding.backend else "torch"
+
+
+# A worker runs one task after another with the same model.
+_load_encoder_once = functools.lru_cache(maxsize=1)(load_encoder)
+
+
+def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]) -> None:
+    """Encodes the shards of task i of n, in a worker."""
+    with lock_folder(task_folder(out, task)):
+        _write_shards(_load_encoder_once(encoding), encoding, corpus, out, task)
+
+
+def _write_shards(
+    encoder: Encoder, encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]
+) -> Manifest:
+    """Writes the shards of task i of n that are missing from its folder or damaged.
+
+    Raises:
+      UserError: also if the passages are not those of `corpus.sha256`; those of a source that lies
+        elsewhere may change without a sign.
+    """
+    folder = task_folder(out, task)
+    manifest = _describe(encoder, encoding, corpus)
+    if (folder / MANIFEST).exists():
+        logger.info("resuming with the shards in %s", folder)
+    start_or_compare(folder / MANIFEST, manifest.to_json(), FREE_FIELDS)
+    digest = hashlib.sha256()
+    passages = hashed(read_corpus(corpus.source), digest)
+    index, n_tasks = task
+    own = range(index, manifest.n_shards, n_tasks)
+    n_own = sum(shard_rows(manifest, number) for number in own)
+    in_bfloat16 = encoder.precision == "bfloat16"
+    with (
+        torch.autocast(encoder.model.device.type, torch.bfloat16, enabled=in_bfloat16),
+        tqdm(total=n_own, desc="encode", unit=" passages") as progress,
+    ):
+        for number in range(manifest.n_shards):
+            rows = list(islice(passages, corpus.shard_size))
+            if number not in own:
+                continue
+            table = passage_table(rows)
+            shard = finished_shard(folder, manifest, number)
+            if shard is not None and shard.select(PASSAGES.names).equals(table):
+                progress.update(len(rows))
+                continue
+            path = shard_file(folder, number)
+            if path.exists():
+                logger.warning("%s is damaged: encoding it again", path)
+            blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
+            vectors_NxD = np.concatenate(
+                [_encode(encoder.model, block, encoder.batch_size, progress) for block in blocks]
+            )
+            write_shard(path, table, *_to_store(vectors_NxD, rows, manifest))
+    if next(passages, None) is not None or digest.hexdigest() != corpus.sha256:
+        raise _changed(corpus.source)
+    return manifest
+
+
+def _to_store(
+    vectors_NxD: np.ndarray, passages: list[Passage], manifest: Manifest
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns vectors in the number format of a manifest, and the ranges of int8.
+
+    Raises:
+      UserError: unless all are finite and fit the format.
+    """
+    names = [passage.id for passage in passages]
+    reason = f"the weights of {manifest.model} are damaged, or too large for what it computes"
+    if manifest.precision != "float32":
+        reason += f" in {manifest.precision} (--precision=float32 may help)"
+    require_finite(vectors_NxD, "passage", names, reason)
+    if manifest.dtype in QUANTIZED:
+        return quantize(vectors_NxD, manifest.dtype)
+    with np.errstate(over="ignore"):
+        stored_NxD = vectors_NxD.astype(manifest.dtype)
+    too_large = f"too large for {manifest.dtype}, use --dtype=float32"
+    require_finite(stored_NxD, "passage", names, too_large)
+    return stored_NxD, None
+
+
+def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engine) -> Manifest:
+    n = engine.tasks
+    started = {
+        "tasks": n,
+        "model_sha256": model_sha256(encoding.model),
+        "passage_length": encoding.passage_length,
+        "representation": to_json(read_representation(find_folder(encoding.model), encoding.given)),
+        "precision": encoding.precision,
+        "backend": _backend_name(encoding),
+        "dtype": encoding.dtype,
+        "corpus_sha256": corpus.sha256,
+        "shard_size": corpus.shard_size,
+    }
+    start_or_compare(out / _TASKS, started)
+
+    def is_done(index: int) -> bool:
+        folder = task_folder(out, (index, n))
+        if not (folder / MANIFEST).exists():
+            return False
+        manifest = read_manifest(folder)
+        own = range(index, manifest.n_shards, n)
+        return all(finished_shard(folder, manifest, number) is not None for number in own)
+
+    run_tasks("encode", partial(encode_task, encoding, corpus, out), is_done, engine, out / "work")
+    manifest = read_manifest(out)
+    open_shards(out, manifest)
+    shutil.rmtree(out / "work", ignore_errors=True)
+    return manifest
+
+
+def default_shard_size(n_passages: int) -> int:
+    """Returns passages per shard: a twentieth of the corpus, within 500 to 5,000.
+
+    A kill loses the shard in progress. 500 passages are half a minute of a CPU (11 TFLOP with
+    BERT-base and 128 tokens), and enough to sort by length; with 5,000, MS MARCO has 1,769 shards.
+    """
+    return min(max(n_passages // 20, 500), 5_000)
+
+
+def count_and_hash(corpus: str | Path) -> tuple[int, str]:
+    """Returns the number of passages, and their SHA-256."""
+    digest = hashlib.sha256()
+    n_passages = sum(1 for _ in hashed(read_corpus(corpus), digest))
+    return n_passages, digest.hexdigest()
+
+
+@torch.inference_mode()
+def _encode(
+    model: SentenceTransformer, passages: list[Passage], batch_size: int, progress: "tqdm[Any]"
+) -> np.ndarray:
+    """Tokenizes passages once, and encodes those of about as many tokens together.
+
+    `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
+    """
+    separator = title_separator(model.prompts)
+    texts = [passage_text(passage, separator) for passage in passages]
+    features = model.preprocess(texts, prompt=passage_prompt(model.prompts), task="document")
+    mask_NxL = features["attention_mask"]
+    order_N = mask_NxL.sum(dim=1).argsort(descending=True, stable=True)
+    vectors_NxD = torch.empty(len(texts), model.get_embedding_dimension() or 0)
+    model.eval()
+    for rows_B in order_N.split(batch_size):
+        columns_L = mask_NxL[rows_B].any(dim=0)
+        batch = {
+            name: value[rows_B][:, columns_L].to(model.device) if torch.is_tensor(value) else value
+            for name, value in features.items()
+        }
+        vectors_BxD = model(batch, task="document")["sentence_embedding"]
+        vectors_NxD[rows_B] = vectors_BxD[:, : model.truncate_dim].float().cpu()
+        progress.update(len(rows_B))
+    return vectors_NxD.numpy()

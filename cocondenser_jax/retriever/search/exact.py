@@ -1,0 +1,142 @@
+"""Exact search: the inner products of queries with all vectors, one block after another.
+
+faiss multiplies on the CPU, PyTorch on a GPU: both in float32, so that they find the same.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import faiss
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from cocondenser_jax.retriever.search.quantized import Vectors
+
+# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
+_BLOCK_ROWS = 65_536
+# The same for few queries: read for one, a block is used once, so it should stay in the cache.
+_FEW_ROWS = 1_024
+# Queries that a block is multiplied with at once: their scores are 256 MiB.
+_QUERIES_AT_ONCE = 1_024
+# Queries that faiss compares with one vector after the other. It would do so with more than a
+# hundred, in fifteen times the time that a product of matrices takes; for these few it is faster.
+_FEW_QUERIES = 3
+
+# From vectors_QxD and k to `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
+Nearest = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+
+# Raises a UserError for a block, N x D, whose first row has the given number.
+Check = Callable[[np.ndarray, int], None]
+
+
+def float_blocks(
+    shards: Iterable[Vectors], check: Check | None = None, n_rows: int | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the vectors of all shards as float32, a block at a time, N x D, after a check."""
+    n_rows = n_rows or _BLOCK_ROWS
+    first_row = 0
+    for vectors_NxD in shards:
+        for start in range(0, len(vectors_NxD), n_rows):
+            block_NxD = np.asarray(vectors_NxD[start : start + n_rows], np.float32)
+            if check:
+                check(block_NxD, first_row)
+            yield block_NxD
+            first_row += len(block_NxD)
+
+
+def nearest_checked(shards: Sequence[Vectors], check: Check, device: str = "cpu") -> Nearest:
+    """Returns `nearest` in these shards; its first call checks what it reads.
+
+    A check takes as long as the search for one query, so later calls do without. On another
+    `device` than "cpu", it is `nearest_in_torch`.
+    """
+    unchecked: Check | None = check
+
+    def search(queries_QxD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal unchecked
+        if device == "cpu":
+            found = nearest(shards, queries_QxD, k, unchecked)
+        else:
+            found = nearest_in_torch(shards, queries_QxD, k, unchecked, torch.device(device))
+        unchecked = None
+        return found
+
+    return search
+
+
+def nearest(
+    shards: Sequence[Vectors], queries_QxD: np.ndarray, k: int, check: Check | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the vectors with the largest inner products.
+
+    Memory holds one block of vectors and, for each query, its k neighbors.
+
+    Args:
+      shards: vectors, N x D each.
+      queries_QxD: float32.
+      k: neighbors per query, at most as many as there are vectors.
+      check: of each block, see `float_blocks`.
+
+    Returns:
+      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
+    """
+    parts = _parts(len(queries_QxD))
+    few = len(queries_QxD) <= _FEW_QUERIES
+    faiss.cvar.distance_compute_blas_threshold = 2**30 if few else 1
+    heaps = [faiss.ResultHeap(part.stop - part.start, k, keep_max=True) for part in parts]
+    first_row = 0
+    bar = _bar(shards, len(queries_QxD))
+    for block_NxD in float_blocks(bar, check, _FEW_ROWS if few else None):
+        for part, heap in zip(parts, heaps, strict=True):
+            scores_QxK, rows_QxK = faiss.knn(
+                queries_QxD[part],
+                block_NxD,
+                min(k, len(block_NxD)),
+                faiss.METRIC_INNER_PRODUCT,
+            )
+            heap.add_result(scores_QxK, rows_QxK + first_row)
+        first_row += len(block_NxD)
+    scores_QxK = np.empty((len(queries_QxD), k), np.float32)
+    rows_QxK = np.empty((len(queries_QxD), k), np.int64)
+    for part in parts:
+        heap = heaps.pop(0)
+        heap.finalize()
+        scores_QxK[part], rows_QxK[part] = heap.D, heap.I
+    return scores_QxK, rows_QxK
+
+
+def nearest_in_torch(
+    shards: Sequence[Vectors],
+    queries_QxD: np.ndarray,
+    k: int,
+    check: Check | None,
+    device: torch.device,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds what `nearest` does on a device of PyTorch, whose memory holds the same."""
+    queries = torch.from_numpy(queries_QxD).to(device)
+    best_QxK = torch.full((len(queries), k), -torch.inf, device=device)
+    rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
+    first_row = 0
+    for block_NxD in float_blocks(_bar(shards, len(queries_QxD)), check):
+        # A shard is mapped read-only, which `from_numpy` warns of.
+        block_DxN = torch.tensor(block_NxD, device=device).T
+        for part in _parts(len(queries)):
+            # PyTorch multiplies float32 in full unless told otherwise: not in TF32.
+            scores_QxN = queries[part] @ block_DxN
+            found = scores_QxN.topk(min(k, len(block_NxD)), dim=1)
+            both_QxM = torch.cat([best_QxK[part], found.values], dim=1)
+            rows_QxM = torch.cat([rows_QxK[part], found.indices + first_row], dim=1)
+            best_QxK[part], places_QxK = both_QxM.topk(k, dim=1)
+            rows_QxK[part] = rows_QxM.gather(1, places_QxK)
+        first_row += len(block_NxD)
+    return best_QxK.cpu().numpy(), rows_QxK.cpu().numpy()
+
+
+def _parts(n_queries: int) -> list[slice]:
+    starts = range(0, n_queries, _QUERIES_AT_ONCE)
+    return [slice(start, min(start + _QUERIES_AT_ONCE, n_queries)) for start in starts]
+
+
+def _bar(shards: Sequence[Vectors], n_queries: int) -> Iterable[Vectors]:
+    """Yields the shards, with a progress bar unless there is but one query."""
+    return tqdm(shards, desc="search", unit=" shards", disable=n_queries == 1)

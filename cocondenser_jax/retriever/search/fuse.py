@@ -1,0 +1,93 @@
+"""Fuses several runs into one, by ranks or by scores."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Literal, get_args
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.trec import Name, Run, ranked
+
+logger = logging.getLogger(__name__)
+
+Method = Literal["min_max", "rrf"]
+METHODS = get_args(Method)
+_RRF_K = 60  # the paper's
+
+
+def fuse_runs(
+    runs: Sequence[Run],
+    method: Method = "min_max",
+    weights: Sequence[float] | None = None,
+    depth: int = 100,
+) -> Run:
+    """Fuses runs: sums the weighted values of each passage, 0 where a run does not have it.
+
+    Args:
+      runs: two or more; a query need not be in all of them.
+      method: `min_max`: (score - least) / (most - least) of a query's scores in the run, 1 where
+        all are equal; `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009).
+      weights: one per run; None: 1 each.
+      depth: best passages kept per query; of equal ones, those of the first run.
+    """
+    weights = [1.0] * len(runs) if weights is None else weights
+    numbers = (*weights, depth)
+    if len(runs) < 2 or len(weights) != len(runs) or not all(0 < n < math.inf for n in numbers):
+        raise UserError(
+            f"runs={len(runs)}, weights={weights}, depth={depth}: expected two runs or more, "
+            "a weight above 0 for each, and a depth of at least 1"
+        )
+    return {
+        query: fuse_scores([run.get(query, {}) for run in runs], method, weights, depth)
+        for query in dict.fromkeys(chain(*runs))
+    }
+
+
+def check_runs(runs: Mapping[str, Run]) -> None:
+    """Warns of queries for which some of the runs that are to be fused found nothing.
+
+    The fused ranking of such a query is that of the other runs.
+
+    Args:
+      runs: by the names of their files.
+
+    Raises:
+      UserError: for a run without results, or if no query is in two of the runs.
+    """
+    in_runs = Counter(query for run in runs.values() for query in run)
+    for name, run in runs.items():
+        n_without = sum(not run.get(query) for query in in_runs)
+        if n_without == len(in_runs):
+            raise UserError(f"{name} has no results: there is nothing to fuse")
+        if n_without:
+            logger.warning("%s has no result for %d of %d queries", name, n_without, len(in_runs))
+    if len(runs) > 1 and max(in_runs.values()) < 2:
+        raise UserError(f"no query is in two of the runs {', '.join(runs)}: nothing to fuse")
+
+
+def fuse_scores(
+    rankings: Sequence[Mapping[Name, float]],
+    method: Method,
+    weights: Sequence[float],
+    depth: int,
+) -> dict[Name, float]:
+    """Fuses one query's scores as `fuse_runs` does; best first."""
+    sums: dict[Name, float] = {}
+    for scores, weight in zip(rankings, weights, strict=True):
+        for passage, value in _values(scores, method).items():
+            sums[passage] = sums.get(passage, 0.0) + weight * value
+    # In double precision: `ranked`, in single precision, keeps the order of equals.
+    return dict(sorted(sums.items(), key=itemgetter(1), reverse=True)[:depth])
+
+
+def _values(scores: Mapping[Name, float], method: Method) -> dict[Name, float]:
+    if method == "rrf":
+        return {p: 1 / (_RRF_K + rank) for rank, (p, _) in enumerate(ranked(scores), start=1)}
+    least = min(scores.values(), default=0)
+    most = max(scores.values(), default=0)
+    # A written run has equal scores as neighbors in single precision, 2^-23 apart: see `ranked`.
+    equal = most - least <= len(scores) * 2.0**-23 * abs(most)
+    return {p: 1.0 if equal else (s - least) / (most - least) for p, s in scores.items()}

@@ -1,0 +1,172 @@
+"""Builds and reads faiss indexes.
+
+An index folder holds everything that search needs beside the model: `index.faiss`,
+`passages.arrow` (id, title and text of each row of the index) and `manifest.json` (of the
+embeddings, with the factory and the checksum of `index.faiss`).
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+from tqdm import tqdm, trange
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.remote import local_copy
+from cocondenser_jax.files.whole import file_sha256, new_folder, require_absent, write_json
+from cocondenser_jax.retriever.search.embeddings import (
+    MANIFEST,
+    PASSAGES,
+    Manifest,
+    map_table,
+    open_shards,
+    read_manifest,
+    require_finite_rows,
+    shard_vectors,
+    write_table,
+)
+from cocondenser_jax.retriever.search.exact import float_blocks
+from cocondenser_jax.retriever.search.finite import require_finite
+from cocondenser_jax.retriever.search.quantized import Vectors
+
+_PASSAGES_FILE = "passages.arrow"
+# Vectors to train a compressed index on: at least so many, and so many for each list of an IVF.
+# faiss takes at most 256 for each centroid, and warns below 39.
+_TRAINING_ROWS = 262_144
+_ROWS_PER_LIST = 64
+_ROWS_AT_ONCE = 65_536  # that are read to check them
+_QUERIES_AT_ONCE = 256
+_BUILD_AGAIN = "encode again with the same flags, and build the index again"
+
+
+def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
+    """Builds an inner-product index from the shards of `encode.encode_corpus`.
+
+    `factory` is faiss' index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"
+    trade exactness for speed or memory. Memory holds the index itself, and before that the vectors
+    that `_train` draws, as float32; all others are added from the mapped shards, block by block.
+
+    Raises:
+      UserError: also if `out` exists, if faiss does not know the string or needs more passages, or
+        for a vector with NaN or infinity.
+    """
+    require_absent(out)
+    embeddings = local_copy(embeddings)
+    manifest = read_manifest(embeddings)
+    if manifest.is_index:
+        raise UserError(f"{embeddings} is an index already: expected the folder that encode wrote")
+    table = open_shards(embeddings, manifest)
+    vectors = shard_vectors(table)
+    try:
+        index = faiss.index_factory(manifest.dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(
+            f"faiss does not know the index string {factory!r} for vectors of"
+            f" {manifest.dimension} numbers"
+        ) from error
+    check = partial(require_finite_rows, table)
+    with new_folder(out) as folder:
+        if not index.is_trained:
+            for _ in float_blocks(vectors, check):
+                pass  # with others, faiss cannot be trained
+            _train(index, vectors, factory)
+        for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards"), check):
+            try:
+                index.add(block_NxD)
+            except RuntimeError as error:  # such as IDMap, which wants a number with each vector
+                raise UserError(
+                    f"an index {factory!r} takes no vectors by themselves: expected, for instance,"
+                    " Flat, HNSW32 or IVF1024,Flat"
+                ) from error
+        # Given a name, faiss (1.15) only prints that the last block could not be written.
+        with (folder / "index.faiss").open("wb") as file:
+            writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
+            faiss.write_index(index, writer)
+        write_table(folder / _PASSAGES_FILE, table.select(PASSAGES.names).replace_schema_metadata())
+        checksum = file_sha256(folder / "index.faiss")
+        manifest = manifest._replace(factory=factory, index_sha256=checksum)
+        write_json(folder / MANIFEST, manifest.to_json())
+    return manifest
+
+
+def read_index(
+    folder: Path, manifest: Manifest, parameters: str
+) -> tuple[faiss.Index, pyarrow.Table]:
+    """Reads an index as `build_index` wrote it, and maps the passages of its rows."""
+    path = folder / "index.faiss"
+    # With a damaged file, faiss may allocate any memory, search endlessly, or give wrong results.
+    try:
+        if file_sha256(path) != manifest.index_sha256:
+            raise UserError(f"{path} is damaged, or its manifest is another's: build it again")
+        index = faiss.read_index(str(path))
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise UserError(f"{path} is missing or damaged: build the index again") from error
+    passages = map_table(folder / _PASSAGES_FILE, PASSAGES, index.ntotal)
+    if passages is None:
+        raise UserError(f"{folder / _PASSAGES_FILE} is missing or damaged: build the index again")
+    _require_all_finite(index, passages)
+    _set_parameters(index, parameters, manifest.factory)
+    return index, passages
+
+
+def nearest_in_index(
+    index: faiss.Index, queries_QxD: np.ndarray, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Searches for some queries at a time, to move the progress bar; returns scores and rows."""
+    n_queries = len(queries_QxD)
+    starts = trange(0, n_queries, _QUERIES_AT_ONCE, desc="search", disable=n_queries == 1)
+    blocks = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
+    scores, rows = zip(*blocks, strict=True)
+    return np.concatenate(scores), np.concatenate(rows)
+
+
+def _require_all_finite(index: faiss.Index, passages: pyarrow.Table) -> None:
+    """Raises a UserError for an index that was built of vectors with NaN or infinity.
+
+    `build_index` refuses them; another program may not. An index compressed to whole numbers does
+    not keep them, and cannot be told from one of other vectors.
+    """
+    n_rows = index.ntotal
+    lists = faiss.try_extract_index_ivf(index)
+    n_listed = lists.invlists.compute_ntotal() if lists else n_rows  # type: ignore[union-attr]
+    if n_listed < n_rows:  # NaN is near no list
+        raise UserError(f"{n_rows - n_listed} of {n_rows} vectors are not finite: {_BUILD_AGAIN}")
+    step = max(_ROWS_AT_ONCE, n_rows // 100)  # an index with lists goes through all for each block
+    for first in range(0, n_rows, step):
+        try:
+            block_NxD = index.reconstruct_n(first, min(step, n_rows - first))
+        except RuntimeError:  # a kind of index that keeps no vectors
+            return
+        require_finite(block_NxD, "passage", passages["id"][first:], _BUILD_AGAIN)
+
+
+def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) -> None:
+    try:
+        if not re.fullmatch(r"(\w+=[1-9]\d*(,(?=.)|$))*", parameters):
+            raise ValueError(parameters)
+        faiss.ParameterSpace().set_index_parameters(index, parameters)  # type: ignore[arg-type]
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"an index {factory} cannot be searched with {parameters!r}: expected faiss's "
+            "notation, such as nprobe=16 (IVF) or efSearch=64 (HNSW)"
+        ) from error
+
+
+def _train(index: faiss.Index, vectors: Sequence[Vectors], factory: str) -> None:
+    """Trains a compressed index on every n-th vector of each shard."""
+    lists = faiss.try_extract_index_ivf(index)
+    n_sampled = _TRAINING_ROWS
+    if lists:
+        n_sampled = max(n_sampled, _ROWS_PER_LIST * lists.nlist)
+    n_rows = sum(map(len, vectors))
+    step = math.ceil(n_rows / n_sampled)
+    sample = [vectors_NxD[::step] for vectors_NxD in vectors]
+    try:
+        index.train(np.concatenate(sample, dtype=np.float32))
+    except RuntimeError as error:
+        raise UserError(f"{n_rows} passages are too few to train the index {factory!r}") from error

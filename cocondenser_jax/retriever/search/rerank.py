@@ -1,0 +1,168 @@
+"""Scores a first stage's passages with a cross-encoder."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sentence_transformers import CrossEncoder
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.folder import (
+    judgments_file,
+    passage_text,
+    read_asked,
+    read_named,
+    require_known,
+    searched_passages,
+    with_positives,
+)
+from cocondenser_jax.retriever.data.own_passages import (
+    drop_identical_ids,
+    is_same_text,
+    warn_of_own_results,
+)
+from cocondenser_jax.retriever.data.trec import first_passages, read_run, write_run
+from cocondenser_jax.retriever.search.models import Precision, load_cross_encoder, uses_bfloat16
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 60  # characters of a text in a message
+
+
+class Candidates(NamedTuple):
+    """The passages that are scored: the first of a run, for queries of a data folder."""
+
+    data: Path  # holds queries and passages; or queries alone, and may be a file of them
+    run: Path  # the first stage's TREC run
+    split: str | None = None  # the one with the run's queries; None: any query of the folder
+    depth: int = 100  # passages of the run, per query; those below are not in the new run
+    with_positives: bool = False  # each query's relevant passages too, which the run may not have
+    ignore_identical_ids: bool = False  # without passages of the run that have their query's id
+    corpus: str | Path | None = None  # see `folder.searched_passages`
+
+
+def rerank(
+    model_folder: Path,
+    candidates: Candidates,
+    out: Path,
+    batch_size: int = 64,
+    precision: Precision = "auto",
+) -> dict[str, Any]:
+    """Scores the passages of a run with a cross-encoder and writes them as a new run.
+
+    The new run's scores are the model's logits; ties keep the order of the first stage (see
+    `trec.ranked`). Of the corpus, only what is scored is held in memory.
+
+    Args:
+      model_folder: see `models.load_cross_encoder`.
+      candidates: what is scored.
+      out: the run to write.
+      batch_size: pairs per forward pass.
+      precision: see `models.uses_bfloat16`; the head is always in float32.
+
+    Returns:
+      How many queries and pairs there are, and how long scoring took.
+    """
+    if candidates.with_positives and candidates.split is None:
+        raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
+    corpus = searched_passages(candidates.data, candidates.corpus)
+    named = _read_names(candidates)  # a mistake in them need not wait for the model
+    model = load_cross_encoder(model_folder)
+    passages, pairs = _read_pairs(corpus, candidates, named)
+    start = time.perf_counter()
+    scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())
+    seconds = time.perf_counter() - start
+    write_run(out, {query: {name: next(scores) for name in passages[query]} for query in passages})
+    return {
+        "queries": len(passages),
+        "pairs": len(pairs),
+        "reranking_seconds": seconds,
+        "reranking_ms_per_query": 1000 * seconds / len(passages),
+    }
+
+
+class _Named(NamedTuple):
+    """What is scored, by name."""
+
+    queries: dict[str, str]  # id → text
+    first: dict[str, list[str]]  # query → passages of the first stage, best first
+    relevant: dict[str, list[str]]  # query → its relevant passages; none: without positives
+
+
+def _read_names(candidates: Candidates) -> _Named:
+    """Reads everything but the passages, of which there may be many."""
+    run = read_run(candidates.run)
+    if not run:
+        raise UserError(f"{candidates.run} is empty: expected a TREC run")
+    queries, qrels = read_asked(
+        candidates.data, candidates.split, ignore_identical_ids=candidates.ignore_identical_ids
+    )
+    if candidates.ignore_identical_ids:
+        run = drop_identical_ids(run)
+        if not any(run.values()):
+            raise UserError(
+                f"{candidates.run} has no result but passages with their query's id, which are left"
+                " out"
+            )
+    first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
+    require_known(first, queries, "queries", candidates.run)
+    n_without = sum(not first.get(query) for query in queries)
+    if candidates.split is not None and n_without:
+        logger.warning(
+            "%s has no result for %d of %d queries of %s",
+            candidates.run,
+            n_without,
+            len(queries),
+            candidates.split,
+        )
+    relevant: dict[str, list[str]] = {}
+    if candidates.with_positives:
+        relevant = {query: list(grades) for query, grades in with_positives(qrels).items()}
+    return _Named(queries, first, relevant)
+
+
+def _read_pairs(
+    corpus: str | Path, candidates: Candidates, named: _Named
+) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
+    """Reads the passages that are scored.
+
+    Returns:
+      The names of each query's passages, in the order of the first stage, which equal scores keep;
+      and the texts of each query and passage, in that order.
+    """
+    sources = [(candidates.run, named.first)]
+    if candidates.with_positives and candidates.split is not None:
+        sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
+    named_passages = read_named(corpus, *sources)
+    texts = {name: passage_text(passage) for name, passage in named_passages.items()}
+    both = texts.keys() & named.queries.keys()
+    own = {name for name in both if is_same_text(named.queries[name], texts[name])}
+    warn_of_own_results(named.first, own)
+    passages = {
+        query: list(dict.fromkeys([*named.first.get(query, []), *named.relevant.get(query, [])]))
+        for query in named.first | named.relevant
+    }
+    pairs = [(named.queries[query], texts[name]) for query in passages for name in passages[query]]
+    return passages, pairs
+
+
+def score_pairs(
+    model: CrossEncoder,
+    pairs: Sequence[tuple[str, str]],
+    batch_size: int = 64,
+    precision: Precision = "auto",
+) -> np.ndarray:
+    """Returns `scores_N`, float32: the logit of each (query, passage)."""
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)):
+        scores_N = model.predict(pairs, batch_size=batch_size, show_progress_bar=True)
+    if not np.isfinite(scores_N).all():
+        query, passage = pairs[int(np.flatnonzero(~np.isfinite(scores_N))[0])]
+        raise UserError(
+            f"the model scores a pair with NaN or infinity ({query[:_SHOWN]!r},"
+            f" {passage[:_SHOWN]!r}): its weights are damaged, or too large for what it computes"
+        )
+    return np.asarray(scores_N)

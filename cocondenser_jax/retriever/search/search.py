@@ -1,0 +1,270 @@
+"""Searches an index or embeddings by inner products of vectors, and by BM25."""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.compute  # type: ignore[import-untyped]
+from sentence_transformers import SentenceTransformer
+from tqdm import tqdm
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import without_surrogates
+from cocondenser_jax.retriever.data.folder import Asked, passage_text
+from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.own_passages import is_same_text, watch_own_results
+from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
+from cocondenser_jax.retriever.search.bm25 import rank_by_bm25
+from cocondenser_jax.retriever.search.embeddings import passage_at, passage_table
+from cocondenser_jax.retriever.search.exact import nearest
+from cocondenser_jax.retriever.search.finite import require_finite
+from cocondenser_jax.retriever.search.fuse import fuse_scores
+from cocondenser_jax.retriever.search.opening import Index, OpenIndex
+
+logger = logging.getLogger(__name__)
+
+# Of many queries: libraries take memory for several copies of the vectors.
+_ENCODED_AT_ONCE = 65_536
+# Of many queries: memory holds their results, and all vectors are read once for each such part.
+_SEARCHED_AT_ONCE = 65_536
+# How many passages of each side are fused, or more where more are asked for.
+_FUSED_DEPTH = 100
+_OVERFLOW = "the model's weights are damaged, or too large for what it computes"
+
+# Of a query: row → score of its passages, best first.
+Ranking = dict[int, float]
+# That the steps of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
+# Complete once all rankings were taken: they are made one after the other.
+Seconds = dict[str, float]
+
+
+class Hit(NamedTuple):
+    """A passage and its score for a query."""
+
+    score: float
+    passage: Passage
+
+
+def retrieve(
+    index: Index,
+    asked: Asked,
+    run_out: Path,
+    depth: int = 100,
+    *,
+    ignore_identical_ids: bool = False,
+) -> dict[str, float]:
+    """Searches for queries and writes a TREC run; see `search_run_timed`.
+
+    Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
+    Returns the numbers of queries and passages, and the seconds that encoding the queries and
+    searching took.
+    """
+    queries, qrels = asked
+    results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
+    none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
+    results = require_any(results, none_found)
+    find_own = partial(_own_passages, index, queries)
+    write_results(run_out, watch_own_results(results, find_own, qrels))
+    metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
+    for step, value in seconds.items():
+        metrics[f"{step}_seconds"] = value
+        metrics[f"{step}_ms_per_query"] = 1000 * value / len(queries)
+    return metrics
+
+
+def count_passages(index: Index, names: Collection[str]) -> int:
+    """Counts the ids that an index has passages of."""
+    rows = _rows_of(index.passages["id"], [*names])
+    return len(rows) - rows.count(None)
+
+
+def _own_passages(index: Index, queries: Mapping[str, str], names: Sequence[str]) -> set[str]:
+    """Finds the queries that are passages, among those of some ids."""
+    rows = _rows_of(index.passages["id"], names)
+    return {
+        query
+        for query, row in zip(names, rows, strict=True)
+        if row is not None
+        and is_same_text(queries[query], passage_text(passage_at(index.passages, row)))
+    }
+
+
+def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Run:
+    """Finds the `depth` best passages for each query (id → text)."""
+    return search_run_timed(index, queries, depth)[0]
+
+
+def search_run_timed(
+    index: Index,
+    queries: Mapping[str, str],
+    depth: int = 100,
+    *,
+    ignore_identical_ids: bool = False,
+) -> tuple[Run, Seconds]:
+    """Searches as `search_run`, and also returns how long the steps of the search took.
+
+    With `ignore_identical_ids`, passages with their query's id are left out before runs are fused
+    (see `drop_identical_ids`).
+    """
+    results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
+    return dict(results), seconds
+
+
+def _search(
+    index: Index, queries: Mapping[str, str], depth: int, *, ignore_identical_ids: bool
+) -> tuple[Results, Seconds]:
+    if not queries:
+        return iter(()), {}
+    ids = index.passages["id"]
+    own_Q = _rows_of(ids, list(queries)) if ignore_identical_ids else None
+    ranking_Q, seconds = _rank(index, list(queries.values()), depth, own_Q)
+    results = (
+        (query, {ids[row].as_py(): score for row, score in ranking.items()})
+        for query, ranking in zip(queries, ranking_Q, strict=True)
+    )
+    return results, seconds
+
+
+def search_vectors(
+    model: SentenceTransformer,
+    vectors_NxD: np.ndarray,
+    passages: Iterable[Passage],
+    queries: Mapping[str, str],
+    depth: int = 100,
+) -> Run:
+    """Finds the best passages for each query by vectors in memory, exactly.
+
+    Args:
+      model: encoded the passages, and encodes the queries.
+      vectors_NxD: of the passages.
+      passages: N of them.
+      queries: id → text.
+      depth: passages per query.
+    """
+    table = passage_table(passages)
+    require_finite(vectors_NxD, "passage", table["id"], _OVERFLOW)
+    index = OpenIndex(model, partial(nearest, [vectors_NxD]), table)
+    return search_run(index, queries, depth)
+
+
+def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:
+    """Finds the `k` best passages for one query."""
+    return search_text_timed(index, query, k)[0]
+
+
+def search_text_timed(index: Index, query: str, k: int = 10) -> tuple[list[Hit], Seconds]:
+    """Searches as `search_text`, and also returns how long the steps of the search took."""
+    if not query.strip() or without_surrogates(query) != query:
+        raise UserError("the query is empty or not UTF-8: expected some words")
+    (ranking,), seconds = _rank(index, [query], k)
+    hits = [Hit(score, passage_at(index.passages, row)) for row, score in ranking.items()]
+    return hits, seconds
+
+
+def _rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None]:
+    """Returns the row of each name; None where no row has it."""
+    places_N = pyarrow.compute.index_in(ids, value_set=pyarrow.array(names, ids.type))
+    rows = np.flatnonzero(places_N.is_valid().to_numpy())
+    row_of = dict(zip(places_N.drop_null().to_pylist(), rows.tolist(), strict=True))
+    return [row_of.get(i) for i in range(len(names))]
+
+
+def _drop_rows(
+    ranking_Q: Iterable[Ranking], own_Q: Sequence[int | None] | None, k: int
+) -> Iterator[Ranking]:
+    """Drops the row of each query, and keeps `k` others; all where no rows are given."""
+    if own_Q is None:
+        yield from ranking_Q
+        return
+    for ranking, own in zip(ranking_Q, own_Q, strict=True):
+        yield dict(islice(((row, score) for row, score in ranking.items() if row != own), k))
+
+
+def _rank(
+    index: Index, texts: list[str], k: int, own_Q: Sequence[int | None] | None = None
+) -> tuple[Iterator[Ranking], Seconds]:
+    """Ranks the passages for each text, but for the row of each in `own_Q`."""
+    if k < 1:
+        raise UserError(f"{k} passages to find: expected at least 1")
+    n_own = 0 if own_Q is None else 1
+    if isinstance(index, OpenIndex):
+        ranking_Q, seconds = _rank_by_vectors(index, texts, k + n_own)
+        return _drop_rows(ranking_Q, own_Q, k), seconds
+    depth = max(k, _FUSED_DEPTH)
+    dense_Q, seconds = _rank_by_vectors(index.dense, texts, depth + n_own)
+    dense_Q = _drop_rows(dense_Q, own_Q, depth)
+    bm25_Q = _timed(rank_by_bm25(index.bm25, texts, depth + n_own), seconds, "bm25")
+    lexical_Q = _count_empty(_drop_rows(bm25_Q, own_Q, depth))
+    ranking_Q = (
+        fuse_scores(both, index.method, weights=(1.0, 1.0), depth=k)
+        for both in zip(lexical_Q, dense_Q, strict=True)
+    )
+    return ranking_Q, seconds
+
+
+def _count_empty(lexical_Q: Iterable[Ranking]) -> Iterator[Ranking]:
+    """Passes rankings of BM25 on, and warns at the end of those that are empty."""
+    n_empty = n_queries = 0
+    for ranking in lexical_Q:
+        n_queries += 1
+        n_empty += not ranking
+        yield ranking
+    if n_empty:
+        logger.warning(
+            "BM25 finds nothing for %d of %d queries: they are ranked by vectors alone",
+            n_empty,
+            n_queries,
+        )
+
+
+def _rank_by_vectors(
+    index: OpenIndex, texts: list[str], k: int
+) -> tuple[Iterator[Ranking], Seconds]:
+    """Encodes all queries, and then searches for some at a time, as their results are asked for."""
+    start = time.perf_counter()
+    vectors_QxD = _encode_queries(index.model, texts)
+    require_finite(vectors_QxD, "the query", texts, _OVERFLOW)
+    seconds = {"encoding": time.perf_counter() - start}
+
+    def search() -> Iterator[Ranking]:
+        for first in range(0, len(texts), _SEARCHED_AT_ONCE):
+            some_QxD = vectors_QxD[first : first + _SEARCHED_AT_ONCE]
+            scores_QxK, rows_QxK = index.nearest(some_QxD, min(k, len(index.passages)))
+            yield from map(_to_ranking, scores_QxK, rows_QxK)
+
+    return _timed(search(), seconds, "search"), seconds
+
+
+def _timed(ranking_Q: Iterator[Ranking], seconds: Seconds, step: str) -> Iterator[Ranking]:
+    """Passes rankings on, and adds up how long they took to make."""
+    seconds[step] = 0.0
+    while True:
+        start = time.perf_counter()
+        ranking = next(ranking_Q, None)
+        seconds[step] += time.perf_counter() - start
+        if ranking is None:
+            return
+        yield ranking
+
+
+def _encode_queries(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+    """Returns vectors_QxD, float32."""
+    vectors_QxD = np.empty((len(texts), model.get_embedding_dimension() or 0), np.float32)
+    starts = range(0, len(texts), _ENCODED_AT_ONCE)
+    for start in tqdm(starts, desc="queries", disable=len(starts) == 1):
+        part = slice(start, start + _ENCODED_AT_ONCE)
+        vectors_QxD[part] = model.encode_query(texts[part], batch_size=64, show_progress_bar=False)
+    return vectors_QxD
+
+
+def _to_ranking(scores_K: np.ndarray, rows_K: np.ndarray) -> Ranking:
+    # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
+    order_K = np.lexsort((rows_K, -scores_K))
+    order_K = order_K[rows_K[order_K] >= 0]
+    return dict(zip(rows_K[order_K].tolist(), scores_K[order_K].tolist(), strict=True))

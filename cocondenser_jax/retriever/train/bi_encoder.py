@@ -1,0 +1,212 @@
+"""Fine-tunes a bi-encoder contrastively, on sentence-transformers' trainer."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.folder import read_representation
+from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.representation import (
+    AS_IN_PAPERS,
+    Given,
+    Representation,
+    is_falling,
+    title_separator,
+)
+from cocondenser_jax.retriever.data.folder import split_files
+from cocondenser_jax.retriever.search.lengths import require_lengths
+from cocondenser_jax.retriever.search.models import load_as
+from cocondenser_jax.retriever.train import trainer
+from cocondenser_jax.retriever.train.evaluation import DevEvaluator, DevSettings
+from cocondenser_jax.retriever.train.losses import InBatchLoss, LossSettings
+from cocondenser_jax.retriever.train.samplers import (
+    BatchSettings,
+    EpochBatchSampler,
+    batches_by_epoch,
+)
+from cocondenser_jax.retriever.train.trainer import TrainerSettings
+from cocondenser_jax.retriever.train.training_data import (
+    DataSettings,
+    Epoch,
+    EpochCallback,
+    RowCollator,
+    TrainingData,
+    read_training,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ModelSettings(NamedTuple):
+    """The bi-encoder to train; see configs/finetune.py."""
+
+    folder: Path
+    given: Given
+    two_towers: bool
+    query_length: int
+    passage_length: int
+
+
+class BiEncoderSettings(NamedTuple):
+    """All settings of the fine-tuning of a bi-encoder."""
+
+    data: DataSettings
+    teacher_run: str
+    model: ModelSettings
+    loss: LossSettings
+    batches: BatchSettings
+    dev: DevSettings
+    trainer: TrainerSettings
+
+
+def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTrainer:
+    """Makes the trainer of a bi-encoder on (query, relevant passage) pairs.
+
+    A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: a query's relevant
+    passage, its sampled negatives, and the passages of the other queries.
+    """
+    is_soft = settings.loss.name == "soft_labels"
+    _require_negatives(settings, is_soft)
+    _require_dev(settings.dev)
+    sizes = settings.loss.sizes
+    if not is_falling(sizes):
+        raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
+    own, model = _load(settings.model)
+    data = read_training(
+        settings.data,
+        settings.trainer.mapped,
+        Path(settings.teacher_run) if is_soft else None,
+        title_separator(dict(own.prompts)),
+    )
+    scale = settings.loss.scale or own.score_scale
+    logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
+    loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))
+    evaluator = None
+    checksums = data.checksums
+    if settings.dev.every:
+        evaluator = DevEvaluator(settings.dev, data.passages, loss.score)
+        checksums = checksums | evaluator.checksums
+    trainer.start_or_resume(settings.trainer, len(data.pairs), checksums)
+    folder = settings.trainer.workdir / "batches"
+    batches_of = batches_by_epoch(settings.batches, data, model, folder)
+    return _Trainer(settings.trainer, data, loss, evaluator, batches_of)
+
+
+class _Trainer(SentenceTransformerTrainer):
+    """The library's trainer, with batches of our own."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        data: TrainingData,
+        loss: InBatchLoss,
+        evaluator: DevEvaluator | None,
+        batches_of: Callable[[int], np.ndarray],
+    ) -> None:
+        """`batches_of` returns the batches of an epoch, batches_MxB."""
+        epoch = Epoch()
+        self._batches = EpochBatchSampler(batches_of, epoch, len(data.pairs), settings.batch_size)
+        own = evaluator.arguments() if evaluator else {}
+        super().__init__(
+            loss.model,
+            trainer.arguments(SentenceTransformerTrainingArguments, settings, **own),
+            data.pairs,
+            evaluator=evaluator,
+            loss=loss,
+            data_collator=_collator(data, epoch, loss.model),
+            callbacks=[EpochCallback(epoch)],
+        )
+
+    def get_batch_sampler(self, *args: Any, **kwargs: Any) -> EpochBatchSampler:
+        return self._batches
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        # The evaluator needs none. The library's empty one would draw from the global generator, so
+        # evaluating would change the dropout of training.
+        return []
+
+
+def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
+    n_negatives = settings.data.negatives_per_query
+    if n_negatives and not settings.data.negatives_run:
+        raise UserError(
+            f"config.data.negatives_per_query is {n_negatives}, but there is no "
+            "config.data.negatives_run to draw them from: name a TREC run, or set it to 0"
+        )
+    if settings.data.negatives_run and not n_negatives:
+        raise UserError(
+            f"config.data.negatives_run is {settings.data.negatives_run!r}, but none is drawn: "
+            "config.data.negatives_per_query is 0"
+        )
+    if settings.teacher_run and not is_soft:
+        raise UserError(
+            f"config.loss.teacher_run is {settings.teacher_run!r}, but config.loss.name is "
+            f"{settings.loss.name!r}: expected soft_labels, or no teacher"
+        )
+    if is_soft and not (settings.teacher_run and n_negatives):
+        raise UserError(
+            "config.loss.name is soft_labels: expected config.loss.teacher_run, a TREC run of a "
+            "cross-encoder's scores, and config.data.negatives_per_query of at least 1"
+        )
+
+
+def _require_dev(dev: DevSettings) -> None:
+    if dev.every:
+        split_files(dev.folder, dev.split)  # missing ones are found before the corpus is read
+    elif dev.run:
+        raise UserError(
+            f"config.eval.run is {dev.run!r}, but config.eval.every is 0: expected a number of "
+            "steps between two evaluations"
+        )
+
+
+def _load(settings: ModelSettings) -> tuple[Representation, SentenceTransformer]:
+    """Returns what the vectors are, and the model that makes them."""
+    folder = find_folder(settings.folder)
+    representation = read_representation(folder, settings.given, AS_IN_PAPERS)
+    lengths = {
+        "config.model.query_length": settings.query_length,
+        "config.model.passage_length": settings.passage_length,
+    }
+    require_lengths(folder, lengths)
+    model = load_as(
+        folder,
+        representation,
+        settings.query_length,
+        settings.passage_length,
+        two_towers=settings.two_towers,
+    )
+    return representation, model
+
+
+def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> Any:
+    # A column's task decides its prompt, and how many tokens are kept of its texts.
+    tasks = {"query": "query"} | dict.fromkeys(_passage_columns(data.n_negatives + 1), "document")
+    prompts = {column: model.prompts.get(task) or "" for column, task in tasks.items()}
+    tokenize = SentenceTransformerDataCollator(
+        model.preprocess, router_mapping=tasks, prompts=prompts
+    )
+    return RowCollator(data, epoch, fill_row, tokenize)
+
+
+def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
+    """Makes one row of texts; its `label` holds the judgments' numbers of query and passages."""
+    texts = [data.passages[passage] for passage in passages]
+    row: dict[str, Any] = {"query": data.queries[query]}
+    row.update(zip(_passage_columns(len(texts)), texts, strict=True))
+    row["label"] = data.judgments.numbers(query, passages)
+    return [row]
+
+
+def _passage_columns(n_passages: int) -> list[str]:
+    return ["positive", *(f"negative_{i}" for i in range(1, n_passages))]

@@ -1,0 +1,90 @@
+"""Fine-tunes a cross-encoder, which reads query and passage together (arXiv 1901.04085)."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
+from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
+from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, ListNetLoss
+
+from cocondenser_jax.retriever.search.lengths import SHORTEST_PAIR, require_lengths
+from cocondenser_jax.retriever.search.models import load_cross_encoder
+from cocondenser_jax.retriever.train import trainer
+from cocondenser_jax.retriever.train.trainer import TrainerSettings
+from cocondenser_jax.retriever.train.training_data import (
+    DataSettings,
+    Epoch,
+    EpochCallback,
+    RowCollator,
+    TrainingData,
+    read_training,
+)
+
+
+class CrossEncoderSettings(NamedTuple):
+    """The fine-tuning of a cross-encoder; see configs/cross_encoder.py."""
+
+    data: DataSettings
+    model_folder: Path
+    max_length: int
+    loss: str
+    trainer: TrainerSettings
+
+
+def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer:
+    """Makes the trainer of a cross-encoder, on Q queries' P passages; the first is relevant.
+
+      softmax:  L = −1/Q Σ_q log( exp s(q, d⁺) / Σ_d exp s(q, d) ),
+      binary:   L = −1/(Q·P) Σ_q ( log σ(s(q, d⁺)) + Σ_d⁻ log(1 − σ(s(q, d⁻))) ).
+
+    The first is the localized contrastive loss of arXiv 2101.08751: it ranks, and a constant added
+    to a query's scores changes nothing. With the second, σ(s) is the probability that a passage is
+    relevant (arXiv 1901.04085), by which RocketQA denoises (arXiv 2010.08191).
+    """
+    require_lengths(
+        settings.model_folder, {"config.model.max_length": settings.max_length}, SHORTEST_PAIR
+    )
+    model = load_cross_encoder(
+        settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
+    )
+    data = read_training(settings.data, settings.trainer.mapped)
+    trainer.start_or_resume(settings.trainer, len(data.pairs), data.checksums)
+    loss: torch.nn.Module
+    if settings.loss == "softmax":
+        loss = ListNetLoss(model, mini_batch_size=-1)  # -1: a step's pairs in one forward pass
+        fill = fill_group
+    else:
+        loss = BinaryCrossEntropyLoss(model)
+        fill = fill_pairs
+    epoch = Epoch()
+    collator: Any = RowCollator(data, epoch, fill, CrossEncoderDataCollator(model.preprocess))
+    # The model's output (sentence-transformers 6.2) is no dict: torch would find no tensor in it,
+    # take all parameters for unused, and raise when they get gradients.
+    arguments = trainer.arguments(
+        CrossEncoderTrainingArguments, settings.trainer, ddp_find_unused_parameters=False
+    )
+    return CrossEncoderTrainer(
+        model,
+        arguments,
+        data.pairs,
+        loss=loss,
+        data_collator=collator,
+        callbacks=[EpochCallback(epoch)],
+    )
+
+
+def fill_group(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
+    """Makes a row for `ListNetLoss`: a query, its passages, labels whose softmax is 1, 0, 0, …."""
+    texts = [data.passages[passage] for passage in passages]
+    labels = [0.0] + [-math.inf] * (len(texts) - 1)
+    return [{"query": data.queries[query], "passages": texts, "label": labels}]
+
+
+def fill_pairs(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
+    """Makes a row of a query with each of its passages, for `BinaryCrossEntropyLoss`."""
+    text = data.queries[query]
+    rows = [{"query": text, "passage": data.passages[p], "label": 0.0} for p in passages]
+    rows[0]["label"] = 1.0
+    return rows

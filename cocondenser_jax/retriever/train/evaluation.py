@@ -1,0 +1,142 @@
+"""Evaluates how the model in training ranks passages for held-out queries."""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import logsumexp
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from cocondenser_jax.files.whole import file_sha256
+from cocondenser_jax.retriever.data.folder import (
+    read_candidates,
+    read_split,
+    require_known,
+    split_files,
+    with_positives,
+)
+from cocondenser_jax.retriever.data.own_passages import find_own_passages, with_own
+from cocondenser_jax.retriever.search.finite import require_finite
+from cocondenser_jax.retriever.search.models import uses_bfloat16
+from cocondenser_jax.retriever.train.trainer import DIVERGED
+
+
+class DevSettings(NamedTuple):
+    """What to evaluate on, and how; see configs/finetune.py."""
+
+    folder: Path
+    every: int  # steps; 0: no evaluation
+    split: str
+    run: str  # "": the whole collection
+    precision: str
+
+
+class DevEvaluator(BaseEvaluator):
+    """Ranks passages for the queries of a split by the loss's scores; returns a loss and the MRR.
+
+    The loss is the contrastive one, whichever is trained: the mean over q and d⁺ of
+
+      −log( exp s(q, d⁺) / (exp s(q, d⁺) + Σ_d exp s(q, d)) ),
+
+    d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
+    the best relevant passage, 0 beyond the cutoff; ties count against it. Without a run, the whole
+    collection is ranked and the cutoff is 10; with one, the relevant passages and all that the run
+    has for the query (or, if it has none, for all others), and the cutoff is 100. A query that is
+    a passage is not ranked for itself (see `own_passages`).
+    """
+
+    # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
+    # a single query, and breaks ties by id, so that a collapsed model may seem to rank.
+
+    def __init__(
+        self,
+        settings: DevSettings,
+        passages: Mapping[str, str],
+        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Reads the split.
+
+        Args:
+          settings: see `DevSettings`.
+          passages: id → text of the whole collection, as in `TrainingData`.
+          score: `InBatchLoss.score`.
+        """
+        super().__init__()
+        queries, qrels = read_split(settings.folder, settings.split)
+        files = split_files(settings.folder, settings.split)
+        require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
+        del files["corpus"]  # which whoever trains has read
+        if settings.run:
+            files["run"] = Path(settings.run)
+        # Kind → SHA-256 of the file that was read.
+        self.checksums = {f"eval_{name}": file_sha256(file) for name, file in files.items()}
+        relevant = with_positives(qrels)
+        own = find_own_passages(queries, passages, qrels, str(settings.folder))
+        others: dict[str, list[str]] = {}
+        if settings.run:
+            others = read_candidates(files["run"], with_own(qrels, own), passages, len(passages))
+            names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
+        else:
+            names = list(passages)
+        rows = {passage: row for row, passage in enumerate(names)}
+        self._queries = [queries[query] for query in relevant]
+        self._passages = [passages[passage] for passage in rows]
+        self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]
+        self._others_Q = [
+            [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
+        ]
+        self._left_out_Q = [
+            self._relevant_Q[i] + ([rows[query]] if query in own and query in rows else [])
+            for i, query in enumerate(relevant)
+        ]
+        self._score = score
+        self._bfloat16 = uses_bfloat16(settings.precision)
+        self._query_ids = [*relevant]
+        self._passage_ids = names
+        self._cutoff = 100 if settings.run else 10
+        self._every = settings.every
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the training arguments that evaluate during training."""
+        return {
+            "eval_strategy": "steps",
+            "eval_steps": self._every,
+            "metric_for_best_model": f"eval_MRR@{self._cutoff}",  # as transformers calls it
+            "save_strategy": "steps",
+        }
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Encodes with a model, and ranks; returns `loss`, and `MRR@10` or `MRR@100`.
+
+        Raises:
+          UserError: for a vector with NaN or infinity.
+        """
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bfloat16):
+            queries = model.encode_query(self._queries, show_progress_bar=False)
+            passages = model.encode_document(self._passages, show_progress_bar=False)
+        require_finite(queries, "query", self._query_ids, DIVERGED)
+        require_finite(passages, "passage", self._passage_ids, DIVERGED)
+        queries_QxD = torch.from_numpy(queries)
+        passages_NxD = torch.from_numpy(passages)
+        losses = []
+        reciprocal_ranks = []
+        for query_D, relevant, left_out, others in zip(
+            queries_QxD, self._relevant_Q, self._left_out_Q, self._others_Q, strict=True
+        ):
+            with torch.no_grad():
+                scores_N = self._score(query_D[None], passages_NxD)[0].double().numpy()
+            relevant_R = scores_N[relevant]
+            scores_N[left_out] = -np.inf
+            others_N = scores_N[others]
+            losses += np.logaddexp(0, logsumexp(others_N) - relevant_R).tolist()
+            rank = 1 + np.count_nonzero(~(others_N < relevant_R.max()))
+            reciprocal_ranks.append(1 / rank if rank <= self._cutoff else 0.0)
+        return {
+            "loss": float(np.mean(losses)),
+            f"MRR@{self._cutoff}": float(np.mean(reciprocal_ranks)),
+        }

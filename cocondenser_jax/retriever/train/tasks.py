@@ -1,0 +1,164 @@
+"""Fine-tunes what a config names."""
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import flatten, lock_folder, require_own
+from cocondenser_jax.files.trackers import require_tracker
+from cocondenser_jax.files.whole import require_absent
+from cocondenser_jax.model_folder.folder import require_outside
+from cocondenser_jax.representation import Given
+from cocondenser_jax.retriever.train import trainer
+from cocondenser_jax.retriever.train.bi_encoder import (
+    BiEncoderSettings,
+    ModelSettings,
+    bi_encoder_trainer,
+)
+from cocondenser_jax.retriever.train.cross_encoder import (
+    CrossEncoderSettings,
+    cross_encoder_trainer,
+)
+from cocondenser_jax.retriever.train.evaluation import DevSettings
+from cocondenser_jax.retriever.train.losses import LossSettings
+from cocondenser_jax.retriever.train.processes import is_main_process, require_equal_shares
+from cocondenser_jax.retriever.train.samplers import BatchSettings
+from cocondenser_jax.retriever.train.trainer import TrainerSettings
+from cocondenser_jax.retriever.train.training_data import DataSettings
+
+_RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that name a TREC run
+
+
+def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Trains what `config.task` names; resumes an interrupted run.
+
+    Args:
+      config: see configs/finetune.py and configs/cross_encoder.py.
+      workdir: gets the trained model (`retriever/` or `cross_encoder/`: a folder for
+        sentence-transformers, whole or absent), `metrics.jsonl`, hard batches of each epoch, and
+        checkpoints until the run ends.
+
+    Returns:
+      The model's path under the name of its folder, steps, loss (mean of the last logged steps),
+      seconds, pairs trained on, and the best evaluation's step, metric and loss.
+    """
+    if is_main_process():
+        require_tracker(config.tracker)
+    settings = resolve(config, workdir)
+    _require_runs(config)
+    require_outside(Path(config.model.folder), workdir)
+    start = workdir / "finetune.json"
+    mapped = settings.trainer.mapped
+    require_own(start, also=[mapped.name])
+    require_equal_shares(settings.trainer.batch_size)
+    with lock_folder(workdir) if is_main_process() else contextlib.nullcontext():
+        require_absent(workdir / config.task)
+        hf_trainer: Any
+        try:
+            if isinstance(settings, BiEncoderSettings):
+                hf_trainer = bi_encoder_trainer(settings)
+            else:
+                hf_trainer = cross_encoder_trainer(settings)
+        except BaseException:
+            if is_main_process() and not start.exists():  # nothing has begun, so nothing is left
+                shutil.rmtree(mapped, ignore_errors=True)
+            raise
+        outcome = trainer.run(hf_trainer, settings.trainer, config.task)
+        if is_main_process():
+            shutil.rmtree(mapped, ignore_errors=True)
+        return outcome | {"pairs": len(hf_trainer.train_dataset)}
+
+
+def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncoderSettings:
+    """Makes the settings of the config's task, so that nothing below reads a config."""
+    if config.task == "cross_encoder":
+        return CrossEncoderSettings(
+            data=_data(config),
+            model_folder=Path(config.model.folder),
+            max_length=config.model.max_length,
+            loss=config.loss.name,
+            trainer=_trainer(config, workdir),
+        )
+    return BiEncoderSettings(
+        data=_data(config),
+        teacher_run=config.loss.teacher_run,
+        model=ModelSettings(
+            folder=Path(config.model.folder),
+            given=Given(
+                pooling=config.model.pooling or None,
+                similarity=config.model.similarity or None,
+                query_prompt=config.model.query_prompt or None,
+                passage_prompt=config.model.passage_prompt or None,
+                title_separator=config.model.title_separator or None,
+                dimensions=next(iter(config.loss.sizes), None),
+            ),
+            two_towers=config.model.two_towers,
+            query_length=config.model.query_length,
+            passage_length=config.model.passage_length,
+        ),
+        loss=LossSettings(
+            name=config.loss.name,
+            scale=config.loss.scale,
+            chunk_size=config.loss.chunk_size,
+            sizes=tuple(config.loss.sizes),
+        ),
+        batches=BatchSettings(
+            batches=config.data.batches,
+            batch_size=config.data.batch_size,
+            batch_scores=config.data.batch_scores,
+            batch_depth=config.data.batch_depth,
+            seed=config.seed,
+        ),
+        dev=DevSettings(
+            folder=Path(config.data.folder),
+            every=config.eval.every,
+            split=config.eval.split,
+            run=config.eval.run,
+            precision=config.train.precision,
+        ),
+        trainer=_trainer(config, workdir),
+    )
+
+
+def _require_runs(config: ConfigDict) -> None:
+    """Raises a UserError for a run that is not there, before the corpus is read."""
+    settings = flatten(config.to_dict())
+    for name in _RUNS:
+        file = settings.get(name)
+        if file and not Path(file).is_file():
+            raise UserError(f"config.{name} is {file!r}: there is no such file")
+
+
+def _data(config: ConfigDict) -> DataSettings:
+    return DataSettings(
+        folder=Path(config.data.folder),
+        split=config.data.split,
+        train_queries=config.data.train_queries,
+        negatives_run=config.data.negatives_run,
+        negatives_per_query=config.data.negatives_per_query,
+        negatives_depth=config.data.negatives_depth,
+        seed=config.seed,
+    )
+
+
+def _trainer(config: ConfigDict, workdir: Path) -> TrainerSettings:
+    return TrainerSettings(
+        workdir=workdir,
+        seed=config.seed,
+        log_every=config.log_every,
+        tracker=config.tracker,
+        batch_size=config.data.batch_size,
+        loader_workers=config.data.loader_workers,
+        epochs=config.train.epochs,
+        max_steps=config.train.max_steps,
+        precision=config.train.precision,
+        learning_rate=config.optimizer.learning_rate,
+        warmup_ratio=config.optimizer.warmup_ratio,
+        weight_decay=config.optimizer.weight_decay,
+        checkpoint_every=config.checkpoint.every,
+        record=config.to_dict(),
+    )

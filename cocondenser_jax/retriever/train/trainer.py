@@ -1,0 +1,294 @@
+"""Runs any fine-tuning on transformers' Trainer: arguments, resuming, metrics, the result."""
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from accelerate import PartialState
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.cross_encoder import CrossEncoderTrainer
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.metrics import Log, metrics_log
+from cocondenser_jax.files.runs import (
+    CHECKSUMS,
+    newest_intact,
+    numbered_folders,
+    require_intact,
+    start_or_compare,
+    write_checksums,
+)
+from cocondenser_jax.files.whole import (
+    full_disk_errors,
+    new_folder,
+    read_object,
+)
+from cocondenser_jax.retriever.search.models import load_retriever, model_sha256, uses_bfloat16
+from cocondenser_jax.retriever.train.processes import is_main_process, on_one_gpu
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=TrainingArguments)
+
+# Settings that may differ when a run resumes: the checksums of what was read there are compared.
+_FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run", "tracker")
+
+# Why numbers in training are not finite, and what to do.
+DIVERGED = (
+    "training has diverged; try a lower config.optimizer.learning_rate, or"
+    " config.train.precision=float32"
+)
+
+
+class TrainerSettings(NamedTuple):
+    """How to train, whatever is trained; see `TRAINING` of configs/finetune.py."""
+
+    workdir: Path
+    seed: int
+    log_every: int
+    tracker: str
+    batch_size: int
+    loader_workers: int
+    epochs: int
+    max_steps: int
+    precision: str
+    learning_rate: float
+    warmup_ratio: float
+    weight_decay: float
+    checkpoint_every: int
+    record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
+
+    @property
+    def mapped(self) -> Path:
+        """The folder in the workdir for what is mapped from disk, until the run ends.
+
+        The run deletes it, so no user's folder may have its name.
+        """
+        return self.workdir / "finetune.mapped"
+
+
+def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:
+    """Prepares the workdir, or checks that the run started there has these settings and data.
+
+    `checksums` are of the files that the run reads beside the model, by kind: these may move.
+    """
+    record = settings.record
+    if n_rows < settings.batch_size:
+        raise UserError(
+            f"{record['data']['folder']} has {n_rows} rows to train on: too few for one step of "
+            f"config.data.batch_size={settings.batch_size}"
+        )
+    if not is_main_process():
+        return
+    model = model_sha256(Path(record["model"]["folder"]))
+    start_or_compare(
+        settings.workdir / "finetune.json",
+        record | {"sha256": {**checksums, "model": model}},
+        _FREE,
+        also=[settings.mapped.name],
+    )
+
+
+def arguments(kind: type[T], settings: TrainerSettings, **others: Any) -> T:
+    """Makes a trainer's arguments; processes share the `batch_size` rows of a step.
+
+    Args:
+      kind: the class of the trainer's arguments.
+      settings: of all tasks.
+      others: arguments of the task alone.
+    """
+    return on_one_gpu(kind(**(_common_arguments(settings) | others)))
+
+
+def _common_arguments(settings: TrainerSettings) -> dict[str, Any]:
+    on_gpu = torch.cuda.is_available()
+    return {
+        "output_dir": str(settings.workdir / "checkpoints"),
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps or -1,
+        "per_device_train_batch_size": settings.batch_size,
+        "accelerator_config": {"split_batches": True},
+        # Without this, processes without a GPU would each train alone, and in float32 (seen with
+        # transformers 5.23; https://github.com/huggingface/transformers/issues/17581).
+        "use_cpu": not (on_gpu or torch.backends.mps.is_available()),
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": settings.warmup_ratio,  # below 1, it is a fraction of all steps
+        "weight_decay": settings.weight_decay,
+        "seed": settings.seed,
+        "bf16": uses_bfloat16(settings.precision),
+        "dataloader_drop_last": True,
+        "dataloader_num_workers": settings.loader_workers,
+        "dataloader_pin_memory": on_gpu,
+        "logging_steps": settings.log_every,
+        "save_strategy": "steps" if settings.checkpoint_every else "no",
+        "save_steps": settings.checkpoint_every or 10**9,
+        "save_total_limit": 2,  # the newest, and the best or the one before
+        "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl, and tells the tracker
+        "disable_tqdm": True,  # `_MetricsCallback` has a progress bar
+    }
+
+
+def run(
+    trainer: SentenceTransformerTrainer | CrossEncoderTrainer,
+    settings: TrainerSettings,
+    result: str,
+) -> dict[str, Any]:
+    """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
+
+    With an evaluator, that is the model of the best evaluation, in the folder `result` of the
+    workdir. Returns what `tasks.finetune` does, without the number of rows.
+    """
+    start = time.perf_counter()
+    checkpoints = settings.workdir / "checkpoints"
+    with trainer.accelerator.main_process_first():  # the others then find no damaged one
+        step = _prepare_resume(checkpoints)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_CheckpointCallback())
+    with contextlib.ExitStack() as stack:
+        if is_main_process():
+            log = metrics_log(settings.workdir, step, settings.tracker, settings.record)
+            trainer.add_callback(_MetricsCallback(stack.enter_context(log)))
+        stack.enter_context(full_disk_errors(checkpoints))
+        if settings.loader_workers:
+            _tokenize_without_threads()
+        trainer.train(resume_from_checkpoint=f"{checkpoints}/checkpoint-{step}" if step else None)
+    trainer.accelerator.wait_for_everyone()
+    if is_main_process():
+        _save_result(trainer, checkpoints, settings.workdir / result)
+    state = trainer.state
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    outcome: dict[str, Any] = {
+        result: str(settings.workdir / result),
+        "steps": state.global_step,
+        "loss": losses[-1],
+        "seconds": time.perf_counter() - start,
+    }
+    if state.best_global_step:
+        outcome["best_step"] = state.best_global_step
+        outcome[str(trainer.args.metric_for_best_model)] = state.best_metric
+        evaluated = {e["step"]: e["eval_loss"] for e in state.log_history if "eval_loss" in e}
+        outcome["eval_loss"] = evaluated[state.best_global_step]
+    return outcome
+
+
+def _tokenize_without_threads() -> None:
+    """Lets forked processes tokenize: one that is told to use threads there waits forever.
+
+    Where nothing is said, tokenizers (0.23.3) notices a fork and uses none in it.
+    """
+    if "TOKENIZERS_PARALLELISM" in os.environ:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _prepare_resume(checkpoints: Path) -> int:
+    """Returns the step of the newest intact checkpoint, 0 for none, and deletes later ones.
+
+    If every completed one is damaged, they stay as they are, and this raises a UserError.
+    """
+    # transformers (5.23) would take the newest, also one that a kill cut short:
+    # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
+    folders = numbered_folders(checkpoints, "checkpoint-")
+    complete = {step: folder for step, folder in folders.items() if (folder / CHECKSUMS).exists()}
+    newest = 0
+    if complete:
+        newest, _ = newest_intact(complete, _require_intact)
+        logger.info("resuming from step %d", newest)
+    for step, folder in folders.items():
+        if step > newest:
+            shutil.rmtree(folder)
+    return newest
+
+
+def _require_intact(checkpoint: Path) -> None:
+    """Raises a UserError if a checkpoint, or the best until then, is damaged."""
+    require_intact(checkpoint)
+    best = read_object(checkpoint / "trainer_state.json").get("best_global_step")
+    if best:
+        require_intact(checkpoint.with_name(f"checkpoint-{best}"))
+
+
+def _save_result(
+    trainer: SentenceTransformerTrainer | CrossEncoderTrainer, checkpoints: Path, target: Path
+) -> None:
+    """Saves the model, that of the best evaluation if there was one, and deletes checkpoints."""
+    step = trainer.state.best_global_step
+    if step:
+        logger.info("saving the best model: step %d", step)
+        best = checkpoints / f"checkpoint-{step}"
+        require_intact(best)
+        trainer.model.load_state_dict(load_retriever(best).state_dict())
+    with new_folder(target) as folder:
+        # The library's model card would quote texts of the training set.
+        trainer.model.save_pretrained(str(folder), create_model_card=False)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+class _MetricsCallback(ProgressCallback):
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        self._step = state.global_step
+        self._seconds = time.perf_counter()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "eval_loss" in logs:
+            names = ("eval_loss", args.metric_for_best_model)
+            self._log(state.global_step, {name: logs[name] for name in names})
+        probed = {name: value for name, value in logs.items() if name.startswith("probe/")}
+        if probed:
+            self._log(state.global_step, probed)
+        if "loss" not in logs:
+            return
+        if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm")):
+            step = state.global_step
+            raise UserError(f"the loss or gradient of step {step} is not finite: {DIVERGED}")
+        now = time.perf_counter()
+        n_pairs = (state.global_step - self._step) * args.per_device_train_batch_size
+        values = {"epoch": state.epoch or 0.0}
+        for name in ("loss", "learning_rate", "grad_norm"):
+            values[name] = logs[name]
+        values["pairs_per_second"] = n_pairs / (now - self._seconds)
+        self._log(state.global_step, values)
+        self._step = state.global_step
+        self._seconds = now
+        bar: Any = self.training_bar
+        bar.set_postfix(loss=f"{logs['loss']:.4f}", refresh=False)
+
+
+class _CheckpointCallback(TrainerCallback):
+    """Saves the best models, logs where a run may resume, completes checkpoints by checksums."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # A resumed run restarts the running mean of the loss, so restart it wherever one may
+        # resume; and log at the end, so that every run has a last loss.
+        is_last = state.global_step >= state.max_steps
+        if control.should_save or control.should_evaluate or is_last:
+            control.should_log = True
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        metric = metrics[args.metric_for_best_model]
+        if state.best_metric is None or metric > state.best_metric:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        PartialState().wait_for_everyone()  # each writes a part of it
+        if is_main_process():
+            write_checksums(Path(args.output_dir, f"checkpoint-{state.global_step}"))

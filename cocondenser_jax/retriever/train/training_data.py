@@ -1,0 +1,300 @@
+"""Reads what rankers train on: (query, relevant passage) pairs, negatives, judgments by number."""
+
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import scipy.sparse
+from sentence_transformers.base.data_collator import BaseDataCollator
+from transformers import TrainerCallback
+
+from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.files.whole import file_sha256
+from cocondenser_jax.retriever.data.folder import (
+    candidates_by_query,
+    passage_text,
+    read_corpus,
+    read_split,
+    require_known,
+    split_files,
+    with_positives,
+)
+from cocondenser_jax.retriever.data.mapped import (
+    MappedPassages,
+    MappedPool,
+    Names,
+    write_passages,
+    write_pool,
+)
+from cocondenser_jax.retriever.data.own_passages import find_own_passages, with_own
+from cocondenser_jax.retriever.data.trec import Qrels, Run, read_run
+from cocondenser_jax.retriever.train.processes import made_once
+
+
+class DataSettings(NamedTuple):
+    """Which pairs to train on, and which negatives; see `DATA` of configs/finetune.py."""
+
+    folder: Path
+    split: str
+    train_queries: int
+    negatives_run: str
+    negatives_per_query: int
+    negatives_depth: int
+    seed: int
+
+
+class Judgments(NamedTuple):
+    """Judgments, and a teacher's scores, as matrices over numbered queries and passages."""
+
+    queries: dict[str, int]
+    passages: dict[str, int]  # from 1; any other passage has number 0
+    # of bool, (queries, passages + 1); where queries are passages, each is relevant to itself
+    relevant: scipy.sparse.csr_array
+    teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
+
+    def numbers(self, query: str, passages: Sequence[str]) -> list[int]:
+        """Returns the number of a query, then those of passages."""
+        return [self.queries[query], *(self.passages.get(passage, 0) for passage in passages)]
+
+
+class TrainingData(NamedTuple):
+    """What a ranker is trained on."""
+
+    pairs: datasets.Dataset  # `query_id` and `positive_id`
+    judgments: Judgments
+    queries: Mapping[str, str]  # id → text
+    passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
+    candidates: Mapping[str, Names]  # query id → ids of passages to draw negatives from
+    n_negatives: int  # per pair
+    seed: int  # for drawing negatives
+    checksums: dict[str, str]  # kind → SHA-256 of the file that was read
+
+
+@dataclasses.dataclass
+class Epoch:
+    """The epoch of a training: its callback sets it, its sampler and its collator read it."""
+
+    number: int = 0
+
+
+class RowCollator:
+    """Turns pairs of ids into rows of texts before another data collator collates those.
+
+    The dataset keeps ids alone, so nothing copies or hashes the texts of a collection.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        epoch: Epoch,
+        fill: Callable[[TrainingData, str, list[str]], list[dict[str, Any]]],
+        collate: BaseDataCollator,
+    ) -> None:
+        """`fill` makes rows of the ids of a query and its passages, the first of them relevant."""
+        self._data = data
+        self._epoch = epoch
+        self._fill = fill
+        self._collate = collate
+        self.valid_label_columns = collate.valid_label_columns  # the trainer asks for it
+
+    def __call__(self, pairs: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+        """Collates the rows of the pairs of a step."""
+        batch: dict[str, Any] = self._collate(self.fill(pairs))
+        return batch
+
+    def fill(self, pairs: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+        """Returns the rows of pairs, with the negatives of the epoch."""
+        rows = []
+        for pair in pairs:
+            query, positive = pair["query_id"], pair["positive_id"]
+            negatives = draw_negatives(self._data, self._epoch.number, query, positive)
+            rows += self._fill(self._data, query, [positive, *negatives])
+        return rows
+
+
+class EpochCallback(TrainerCallback):
+    """Sets the epoch before its first batch is made."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Takes the epoch from the trainer's state."""
+        self._epoch.number = int(state.epoch or 0)
+
+
+def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
+    """Draws `n` row numbers, ascending; 0: all. With one seed, larger samples hold smaller ones."""
+    if not 0 <= n <= n_rows:
+        raise UserError(f"{setting} is {n}: expected 1 to {n_rows}, {what}, or 0 for all of them")
+    order = np.random.default_rng(seed).permutation(n_rows)
+    return sorted(order[: n or n_rows].tolist())
+
+
+def to_judgments(relevant: Qrels, teacher: Run | None = None) -> Judgments:
+    """Numbers the queries, and the passages relevant to them or scored for them by the teacher."""
+    scores = {query: teacher[query] for query in relevant} if teacher else {}
+    queries = {query: i for i, query in enumerate(relevant)}
+    named = dict.fromkeys(p for table in (relevant, scores) for row in table.values() for p in row)
+    passages = {passage: i for i, passage in enumerate(named, start=1)}
+
+    def to_matrix(table: Mapping[str, Mapping[str, float]], dtype: type) -> scipy.sparse.csr_array:
+        cells = [(queries[q], passages[p], v) for q, row in table.items() for p, v in row.items()]
+        rows, columns, values = zip(*cells, strict=True)
+        shape = len(queries), len(passages) + 1
+        return scipy.sparse.csr_array((np.array(values, dtype), (rows, columns)), shape=shape)
+
+    teacher_scores = to_matrix(scores, np.float32) if teacher else None
+    return Judgments(
+        queries=queries,
+        passages=passages,
+        relevant=to_matrix(relevant, bool),
+        teacher=teacher_scores,
+    )
+
+
+def training_pairs(relevant: Qrels) -> datasets.Dataset:
+    """Lists every query and passage relevant to it as one row (`query_id`, `positive_id`)."""
+    rows = [{"query_id": q, "positive_id": p} for q, grades in relevant.items() for p in grades]
+    return datasets.Dataset.from_list(rows)
+
+
+def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) -> list[str]:
+    """Draws ids of negatives by (seed, epoch, pair), some repeatedly if the query has too few."""
+    n = data.n_negatives
+    if not n:
+        return []
+    candidates = data.candidates[query]
+    rng = np.random.default_rng((data.seed, epoch, zlib.crc32(f"{query} {positive}".encode())))
+    places = rng.choice(len(candidates), n, replace=len(candidates) < n)
+    return [candidates[i] for i in places]
+
+
+def read_training(
+    settings: DataSettings,
+    mapped: Path,
+    teacher_run: Path | None = None,
+    title_separator: str = " ",
+) -> TrainingData:
+    """Reads the pairs of a training set and the negatives to draw from.
+
+    A query without results in `negatives_run` draws from all passages; with a cross-encoder's
+    scores, `teacher_run`, negatives are drawn from the passages it has scored.
+
+    Args:
+      settings: what to read.
+      mapped: a folder for passages and negatives, which all processes map from there; what is in
+        it is used again if it was made of the same files in the same way.
+      teacher_run: a TREC run.
+      title_separator: comes between a passage's title and its text.
+    """
+    files = split_files(settings.folder, settings.split)
+    queries, qrels = read_split(settings.folder, settings.split)
+    if settings.negatives_per_query and settings.negatives_run:
+        files["negatives_run"] = Path(settings.negatives_run)
+    if teacher_run:
+        files["teacher_run"] = teacher_run
+    checksums = {name: file_sha256(file) for name, file in files.items()}
+    passages = _map_passages(files["corpus"], checksums["corpus"], title_separator, mapped)
+    require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
+    judgments = list(with_positives(qrels).items())
+    numbers = sample(
+        settings.train_queries,
+        len(judgments),
+        settings.seed,
+        "config.data.train_queries",
+        "the number of queries with a positive",
+    )
+    relevant = dict(judgments[i] for i in numbers)
+    own = find_own_passages(queries, passages, relevant, str(settings.folder))
+    not_negative = with_own(relevant, own)
+    candidates: Mapping[str, Names] = {}
+    if "negatives_run" in files:
+        candidates = _map_pool(settings, checksums["negatives_run"], not_negative, passages, mapped)
+    teacher = None
+    if teacher_run:
+        teacher = read_run(teacher_run)
+        candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
+    return TrainingData(
+        pairs=training_pairs(relevant),
+        judgments=to_judgments(not_negative, teacher),
+        queries=queries,
+        passages=passages,
+        candidates=candidates,
+        n_negatives=settings.negatives_per_query,
+        seed=settings.seed,
+        checksums=checksums,
+    )
+
+
+def _map_passages(
+    corpus: Path, checksum: str, title_separator: str, mapped: Path
+) -> MappedPassages:
+    def make(empty: Path) -> None:
+        to_text = partial(passage_text, separator=title_separator)
+        write_passages(empty, read_corpus(corpus), to_text)
+
+    sha256 = _sha256([checksum, title_separator])
+    return MappedPassages(made_once(mapped / f"passages-{sha256}", make))
+
+
+def _map_pool(
+    settings: DataSettings,
+    checksum: str,
+    not_negative: Qrels,
+    passages: MappedPassages,
+    mapped: Path,
+) -> MappedPool:
+    run = Path(settings.negatives_run)
+
+    def rows() -> Iterator[tuple[str, np.ndarray]]:
+        unknown: dict[str, None] = {}
+        for query, names in candidates_by_query(run, not_negative, settings.negatives_depth):
+            rows_K = passages.rows(names)
+            unknown |= {name: None for name, row in zip(names, rows_K, strict=True) if row < 0}
+            yield query, rows_K[rows_K >= 0]
+        require_known(unknown, (), "passages", run)
+
+    made_of = [passages.folder.name, checksum, settings.negatives_depth, not_negative]
+    sha256 = _sha256(made_of)
+    folder = made_once(mapped / f"pool-{sha256}", lambda empty: write_pool(empty, rows()))
+    return MappedPool(folder, passages)
+
+
+def _sha256(made_of: Sequence[Any]) -> str:
+    """Returns the checksum of values of JSON."""
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+
+
+def _scored_candidates(
+    candidates: Mapping[str, Names], relevant: Qrels, teacher: Run, source: Path
+) -> dict[str, list[str]]:
+    """Keeps the candidates that the teacher has scored; it must have scored all positives."""
+    if missing := [
+        f"{query} {passage}"
+        for query, passages in relevant.items()
+        for passage in passages
+        if passage not in teacher.get(query, {})
+    ]:
+        raise UserError(
+            f"{source} has no score for {len(missing)} relevant passages (query, passage): "
+            f"{first_three(missing)}; rerank --with_positives scores them too"
+        )
+    scored = {
+        query: [passage for passage in passages if passage in teacher[query]]
+        for query, passages in candidates.items()
+    }
+    if queries := [query for query, passages in scored.items() if not passages]:
+        raise UserError(
+            f"{source} has no score for any negative of {len(queries)} queries: "
+            f"{first_three(queries)}"
+        )
+    return scored

@@ -1,0 +1,209 @@
+"""The engine, with tasks that take no time: nothing lost, nothing twice, nobody left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import workers
+from cocondenser_jax.files.workers import Engine, run_tasks
+from tests.waiting import wait_for
+from tests.worker_tasks import calls, make, note_gpu
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder, engine, **arguments):
+    def is_done(index):
+        return (folder / f"task-{index}" / "text").exists()
+
+    function = partial(make, folder, **arguments)
+    run_tasks("tasks", function, is_done, engine, folder / "work")
+
+
+def made(folder):
+    return sorted(path.read_text() for path in folder.glob("task-*/text"))
+
+
+def all_of(n):
+    return [f"{index} of {n}" for index in range(n)]
+
+
+def session(pid):
+    """Returns the processes of a session that are alive."""
+    alive = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == pid and state != "Z":
+            alive.append(int(status.parent.name))
+    return alive
+
+
+def test_three_workers_run_seven_tasks_and_no_task_twice(tmp_path, capsys):
+    engine = Engine(tasks=7, workers=3)
+    run(tmp_path, engine)
+    assert made(tmp_path) == all_of(7)
+    assert sorted(index for index, _ in calls(tmp_path)) == list(range(7))
+    assert len({pid for _, pid in calls(tmp_path)} - {os.getpid()}) in (2, 3)
+    assert "tasks: 100%" in capsys.readouterr().err
+    run(tmp_path, engine)
+    assert len(calls(tmp_path)) == 7
+    (tmp_path / "task-5" / "text").unlink()
+    (tmp_path / "task-5").rmdir()
+    run(tmp_path, engine)
+    assert [index for index, _ in calls(tmp_path)][7:] == [5]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_task_that_fails_twice_ends_all_and_the_others_stay(tmp_path, workers):
+    with pytest.raises(UserError, match=r"^task 6 of 7 failed twice: no luck with 6$"):
+        run(tmp_path, Engine(tasks=7, workers=workers), failing=[6])
+    assert [index for index, _ in calls(tmp_path)].count(6) == 2
+    before = made(tmp_path)
+    assert set(before) <= set(all_of(7)[:6])
+    assert len(before) >= 7 - workers  # the others were in progress
+    assert "ValueError" in (tmp_path / "work/logs/tasks/task-00006.log").read_text()
+    first = len(calls(tmp_path))
+    run(tmp_path, Engine(tasks=7, workers=2))
+    assert made(tmp_path) == all_of(7)
+    assert len(calls(tmp_path)) - first == 7 - len(before)
+
+
+def kill_one_worker(tmp_path, executor):
+    """Runs seven tasks, and kills the worker of task 3 while it works on it."""
+    killed = []
+
+    def kill():
+        wait_for(lambda: 3 in dict(calls(tmp_path)), "nobody works on task 3")
+        wait_for(lambda: (tmp_path / "task-3.partial").is_dir(), "task 3 is not begun")
+        killed.append(dict(calls(tmp_path))[3])
+        os.kill(killed[0], signal.SIGKILL)
+        wait_for(lambda: len(made(tmp_path)) == 6, "the others do not go on")
+        (tmp_path / "go on").touch()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    run(tmp_path, Engine(tasks=7, workers=3, executor=executor), slow=[3])
+    thread.join()
+    assert made(tmp_path) == all_of(7)
+    numbers = [index for index, _ in calls(tmp_path)]
+    assert sorted(numbers) == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert dict(calls(tmp_path))[3] != killed[0]
+    assert numbers[-1] == 3  # after all others
+
+
+def test_a_killed_worker_costs_its_task_alone(tmp_path):
+    kill_one_worker(tmp_path, "local")
+
+
+def test_a_worker_that_is_ended_costs_its_task_alone(tmp_path):
+    thread = threading.Thread(target=end_worker, args=(tmp_path,))
+    thread.start()
+    run(tmp_path, Engine(tasks=3, workers=2), slow=[0])
+    thread.join()
+    assert sorted(index for index, _ in calls(tmp_path)) == [0, 0, 1, 2]
+
+
+def end_worker(folder):
+    wait_for(lambda: (folder / "task-0.partial").is_dir(), "task 0 is not begun")
+    os.kill(dict(calls(folder))[0], signal.SIGTERM)
+    (folder / "go on").touch()
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: make cluster")
+def test_ray(tmp_path):
+    import ray
+
+    try:
+        ray.init(num_cpus=3, log_to_driver=False)
+        kill_one_worker(tmp_path, "ray")
+        folder = tmp_path / "failing"
+        folder.mkdir()
+        with pytest.raises(UserError, match=r"^task 2 of 3 failed twice: no luck with 2$"):
+            run(folder, Engine(tasks=3, workers=2, executor="ray"), failing=[2])
+        run(folder, Engine(tasks=3, workers=2, executor="ray"))
+        assert made(folder) == all_of(3)
+    finally:
+        ray.shutdown()
+
+
+def test_a_task_whose_worker_is_killed_twice_is_named(tmp_path):
+    def kill():
+        for n_calls in (1, 2):
+            wait_for(
+                lambda n=n_calls: [index for index, _ in calls(tmp_path)].count(1) == n, "no call"
+            )
+            os.kill(dict(calls(tmp_path))[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(UserError, match="the worker of task 1 of 3 ended twice without a message"):
+        run(tmp_path, Engine(tasks=3, workers=2), slow=[1])
+    thread.join()
+    assert made(tmp_path) == ["0 of 3", "2 of 3"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_command(tmp_path, number):
+    program = f"""
+import signal, sys
+from pathlib import Path
+from cocondenser_jax import cli
+from tests.files.test_workers import Engine, run
+signal.signal(signal.SIGTERM, cli._end)
+cli._run = lambda words: run(Path({str(tmp_path)!r}), Engine(tasks=4, workers=2), slow=[1, 2])
+sys.exit(cli.main([]))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stderr=(tmp_path / "errors").open("w"),
+        start_new_session=True,
+    )
+    wait_for(lambda: {1, 2} <= set(dict(calls(tmp_path))), "no worker at work")
+    wait_for(lambda: len(list(tmp_path.glob("*.partial"))) == 2, "no task begun")
+    assert len(session(process.pid)) >= 4
+    if number == signal.SIGINT:  # Ctrl-C reaches all of them
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    process.wait()
+    errors = (tmp_path / "errors").read_text()
+    wait_for(lambda: not session(process.pid), "a process is left behind", 15)
+    assert not list(tmp_path.glob("*.partial"))
+    assert "Traceback" not in errors
+    expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+    assert process.returncode == expected[number]
+
+
+def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "__version__", "0.0")
+    message = r"a worker has version .* of cocondenser-jax, expected 0\.0$"
+    with pytest.raises(UserError, match=message):
+        run(tmp_path, Engine(tasks=2, workers=1))
+    assert not calls(tmp_path)
+
+
+def test_a_worker_sees_one_gpu_and_so_does_the_one_that_replaces_it(tmp_path):
+    def is_done(index):
+        return (tmp_path / f"task-{index}").exists()
+
+    engine = Engine(tasks=6, gpus=("3", "GPU-5"))  # a worker for each
+    function = partial(note_gpu, tmp_path, killed=(1, 4))
+    run_tasks("tasks", function, is_done, engine, tmp_path / "work")
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    assert sorted(int(index) for index, _, _ in seen) == [0, 1, 1, 2, 3, 4, 4, 5]
+    gpu_of = {pid: {gpu for _, other, gpu in seen if other == pid} for _, pid, _ in seen}
+    assert len(gpu_of) >= 4  # two were killed
+    assert all(len(gpus) == 1 for gpus in gpu_of.values())
+    assert set.union(*gpu_of.values()) == {"3", "GPU-5"}

@@ -1,0 +1,338 @@
+"""`compare` as a user types it, against sentence-transformers, on a tiny collection."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Router
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import read_object, write_json
+from cocondenser_jax.retriever.compare import compare as comparing
+from cocondenser_jax.retriever.compare import comparison
+from cocondenser_jax.retriever.compare.compare import describe_best, find_rival, name_models
+from cocondenser_jax.retriever.compare.report import ResultRow
+from cocondenser_jax.retriever.compare.trial import Trial
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.retriever.data.significance import compare
+from cocondenser_jax.retriever.data.trec import read_run
+from cocondenser_jax.retriever.search.fuse import fuse_runs
+from tests.world import comparison_of, write_qrels, write_retriever
+
+pytestmark = pytest.mark.timeout(900)
+METRICS = ("nDCG@10", "MRR@10", "Recall@100")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, beir):
+    folder = shutil.copytree(beir, tmp_path_factory.mktemp("compare") / "data")
+    shutil.copy(folder / "qrels" / "train.tsv", folder / "qrels" / "test.tsv")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, make_model):
+    folder = tmp_path_factory.mktemp("models")
+    return [
+        write_retriever(make_model(seed=seed), folder / name, pooling)
+        for seed, (name, pooling) in enumerate((("first", "mean"), ("second", "cls")))
+    ]
+
+
+@pytest.fixture(scope="module")
+def command(data, models):
+    return ["compare", f"--data={data}", *(f"--model={model}" for model in models)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, command):
+    workdir = tmp_path_factory.mktemp("work") / "compared"
+    assert main([*command, f"--workdir={workdir}"]) == 0
+    return workdir
+
+
+def rows_of(workdir):
+    return {row["name"]: row for row in json.loads((workdir / "results.json").read_text())}
+
+
+def cosines(model, queries, passages):
+    encoder = SentenceTransformer(str(model))
+    texts = [passage_text(passage) for passage in passages]
+    scores = encoder.similarity(
+        encoder.encode_query([*queries.values()]), encoder.encode_document(texts)
+    ).tolist()
+    names = [passage.id for passage in passages]
+    return {q: dict(zip(names, s, strict=True)) for q, s in zip(queries, scores, strict=True)}
+
+
+@pytest.mark.effect("compare --data", "compare --model", "compare --workdir")
+@pytest.mark.effect("compare --model...")
+def test_all_rankings_are_compared_with_the_best(finished, data, models):
+    rows = rows_of(finished)
+    ends = ("", " + BM25")
+    assert [*rows] == ["BM25", *(f"{model.name}{end}" for model in models for end in ends)]
+    queries, qrels = read_split(data, "test")
+    passages = [*read_corpus(data)]
+    bm25 = read_run(finished / "bm25.trec")
+    per_query = {"BM25": evaluate_run(qrels, bm25, METRICS)["per_query"]}
+    for model in models:
+        dense = cosines(model, queries, passages)
+        first = {q: dict(sorted(s.items(), key=lambda x: -x[1])[:100]) for q, s in dense.items()}
+        for end, run in ((ends[0], dense), (ends[1], fuse_runs([bm25, first], "min_max"))):
+            measured = evaluate_run(qrels, run, METRICS)
+            row = rows[f"{model.name}{end}"]
+            assert row["metrics"] == pytest.approx(measured["mean"], abs=2e-3)
+            assert row["vectors"] == [len(passages), 32]
+            per_query[row["name"]] = measured["per_query"]
+    best = max(rows.values(), key=lambda row: row["metrics"]["nDCG@10"])["name"]
+    assert rows[best]["tests"] == {}
+    for name, row in rows.items():
+        if name != best:
+            expected = compare(per_query[name], per_query[best])["nDCG@10"]["difference"]
+            assert row["tests"]["nDCG@10"]["difference"] == pytest.approx(expected, abs=4e-3)
+            assert row["seconds"] > 0
+
+
+def test_called_again_it_makes_nothing_and_another_model_is_added(
+    finished, command, models, tmp_path, monkeypatch, capsys
+):
+    workdir = shutil.copytree(finished, tmp_path / "again")
+    made = []
+    encode = comparison.encode_corpus
+    monkeypatch.setattr(
+        comparison, "encode_corpus", lambda *given: made.append(given[0].model) or encode(*given)
+    )
+    assert main([*command, f"--workdir={workdir}"]) == 0
+    assert made == []
+    third = shutil.copytree(models[0], tmp_path / "third")
+    assert main([*command, f"--model={third}", f"--workdir={workdir}"]) == 0
+    assert made == [third]
+    assert rows_of(workdir)["third"]["metrics"] == rows_of(finished)["first"]["metrics"]
+    # Another model in a folder of the same name.
+    shutil.rmtree(third)
+    shutil.copytree(models[1], third)
+    assert main([*command, f"--model={third}", f"--workdir={workdir}"]) == 2
+    assert f"{workdir / 'models' / 'third'} was started with model=" in capsys.readouterr().err
+
+
+def test_other_judgments_are_ranked_by_the_same_vectors(
+    finished, command, data, tmp_path, monkeypatch, capsys
+):
+    workdir = shutil.copytree(finished, tmp_path / "again")
+    other = shutil.copytree(data, tmp_path / "data")
+    queries, qrels = read_split(other, "test")
+    first, *rest = qrels
+    (other / "queries.jsonl").write_text(
+        "".join(
+            json.dumps({"_id": f"more-{name}" if name == first else name, "text": queries[name]})
+            + "\n"
+            for name in qrels
+        )
+    )
+    changed = {f"more-{first}": qrels[first], **{name: qrels[name] for name in rest[:-1]}}
+    write_qrels(other / "qrels" / "test.tsv", changed)
+    anew = [command[0], f"--data={other}", *command[2:]]
+    assert main([*anew, f"--workdir={tmp_path / 'new'}"]) == 0
+    files = list(workdir.rglob("*.arrow"))
+    before = [path.stat().st_mtime_ns for path in files]
+    seconds = read_object(workdir / "seconds.json")
+    runs = [name for name in seconds if name.endswith(".trec")]
+    vectors = [name for name in seconds if name.endswith("/embeddings")]
+    planted = dict.fromkeys(runs, 1e6) | dict.fromkeys(vectors, 1e9)
+    write_json(workdir / "seconds.json", seconds | planted)
+    assert main([*anew, f"--workdir={workdir}"]) == 0
+    again = read_object(workdir / "seconds.json")
+    assert len(runs) > 2
+    assert all(again[name] < 1e6 for name in runs)  # of the ranking that is there
+    for name, row in rows_of(workdir).items():  # but vectors took what they took
+        assert 1e9 * (name != "BM25") < row["seconds"] < 1e9 * (name != "BM25") + 1e6
+    assert before == [path.stat().st_mtime_ns for path in files]
+    assert len(before) == 2
+    for name, row in rows_of(tmp_path / "new").items():
+        assert rows_of(workdir)[name]["metrics"] == row["metrics"]
+        assert rows_of(workdir)[name]["tests"] == row["tests"]
+    capsys.readouterr()
+    records = (other / "corpus.jsonl").read_text()
+    (other / "corpus.jsonl").write_text(records + '{"_id": "new", "text": "a new passage"}\n')
+    assert main([*anew, f"--workdir={workdir}"]) == 2
+    assert f"{workdir} was started with data.corpus=" in capsys.readouterr().err
+
+
+def test_the_printed_table_line_and_search(finished, command, models, capsys):
+    assert main([*command, f"--workdir={finished}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = rows_of(finished)
+    (best,) = [name for name, row in rows.items() if not row["tests"]]
+    (line,) = [line for line in lines if line.startswith("BEST: ")]
+    assert f" | nDCG@10 | {best} {rows[best]['metrics']['nDCG@10']:.4f}, " in line
+    assert f"report: {finished / 'report.html'}" in lines
+    if rows[best]["model"]:
+        (search,) = [line for line in lines if "cocondenser search" in line]
+        words = search.split("cocondenser ")[1].split()
+        assert main([*words[:-1], "--query=a word", "--top_k=1"]) == 0
+        assert ("--hybrid=min_max" in words) == rows[best]["is_fused"]
+    page = (finished / "report.html").read_text()
+    assert page.count("<svg") == 1
+    assert re.search(r"<h2>From (.*?) to (.*?)</h2>", page)[2] == best
+
+
+@pytest.mark.effect("compare --split", "compare --metric", "compare --test_passages")
+def test_another_split_metric_and_number_of_passages(command, data, models, tmp_path, capsys):
+    queries, qrels = read_split(data, "test")
+    few = dict([*qrels.items()][:4])
+    write_qrels(data / "qrels" / "few.tsv", few)
+    n_judged = len({passage for grades in few.values() for passage in grades})
+    n_all = len([*read_corpus(data)])
+    flags = ["--split=few", "--metric=Recall@1", f"--test_passages={n_judged + 6}"]
+    assert main([*command[:3], *flags, f"--workdir={tmp_path / 'new'}"]) == 0
+    out = capsys.readouterr().out
+    said = (
+        f" | on {n_judged + 6} of {n_all} passages, the {n_judged} judged ones among them: metrics"
+        " are higher than on all"
+    )
+    (line,) = [line for line in out.splitlines() if line.startswith("BEST: ")]
+    assert line.endswith(said)
+    assert " | Recall@1 | " in line
+    assert "cocondenser search" not in out
+    sampled = [*read_corpus(tmp_path / "new" / "data")]
+    assert len(sampled) == n_judged + 6
+    rows = rows_of(tmp_path / "new")
+    run = cosines(models[0], {q: queries[q] for q in few}, sampled)
+    expected = evaluate_run(few, run, ["Recall@1", *METRICS])["mean"]
+    assert rows["first"]["metrics"] == pytest.approx(expected)
+    assert [*rows["first"]["metrics"]] == ["Recall@1", *METRICS]
+    assert rows["first"]["vectors"] == [n_judged + 6, 32]
+
+
+@pytest.mark.parametrize("n_passages", [None, 30])
+def test_the_search_of_the_best_vectors_is_of_all_passages(
+    data, models, tmp_path, monkeypatch, n_passages
+):
+    """Vectors of a sample are not worth a search."""
+    rows = [
+        ResultRow("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
+        ResultRow("first", "first", False, {"m": 0.8}, {}, 1.0),
+    ]
+    trial = Trial(data, n_passages=n_passages)
+    compared = comparison.Compared(rows, trial, {})
+    monkeypatch.setattr(comparing, "compare_models", lambda *_: compared)
+    for name in ("changes_between", "write_report"):
+        monkeypatch.setattr(comparing, name, lambda *_: None)
+    monkeypatch.setattr(comparing, "passages_note", lambda _: [])
+    flags = [f"--embeddings={tmp_path}/new/models/first/embeddings", f"--model={models[0]}"]
+    found = comparing.compare(tmp_path / "new", trial, [str(models[0])])
+    assert found.search == ([] if n_passages else flags)
+
+
+@pytest.mark.effect("compare --language", "compare --ignore_identical_ids")
+def test_bm25_has_its_language_and_queries_do_not_find_themselves(
+    command, data, tmp_path, monkeypatch
+):
+    seen = []
+
+    def stop(*_, settings, ignore_identical_ids, **__):
+        seen.append((settings.language, ignore_identical_ids))
+        raise UserError("seen")
+
+    monkeypatch.setattr(comparison, "write_bm25_run", stop)
+    for number, flags in enumerate(([], ["--language=german"], ["--ignore_identical_ids"])):
+        assert main([*command, f"--workdir={tmp_path / str(number)}", *flags]) == 2
+    assert seen == [("english", False), ("german", False), ("english", True)]
+
+
+def test_own_passages_are_left_out_of_every_ranking(command, data, tmp_path):
+    folder = shutil.copytree(data, tmp_path / "data")
+    # Each query has the id of the passage that is judged, which is relevant to the next one.
+    names = [passage.id for passage in read_corpus(data)][:6]
+    write_qrels(
+        folder / "qrels" / "test.tsv",
+        {q: {p: 1} for q, p in zip(names, np.roll(names, 1).tolist(), strict=True)},
+    )
+    texts = [{"_id": p.id, "text": p.text} for p in read_corpus(data) if p.id in names]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    words = ["compare", f"--data={folder}", command[2], "--ignore_identical_ids"]
+    assert main([*words, f"--workdir={tmp_path / 'new'}"]) == 0
+    runs = [*(tmp_path / "new").rglob("*.trec")]
+    assert len(runs) == 3
+    for run in runs:
+        assert all(query not in found for query, found in read_run(run).items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model=nowhere/model"], "nowhere/model: no such folder"),
+        (["--model=/dev"], "/dev has no config.json: expected the folder of a model"),
+        (["--metric=best"], "unknown metric 'best'"),
+        (["--split=dev"], "has no judgments of split 'dev'"),
+        (["--test_passages=1"], "--test_passages=1: expected at least"),
+        (["--language=klingon"], "language 'klingon'"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_made(command, tmp_path, capsys, flags, said):
+    assert main([*command, f"--workdir={tmp_path / 'new'}", *flags]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_workdir_in_a_model_is_refused_before_anything_is_made(command, models, capsys):
+    workdir = models[1] / "compared"
+    assert main([*command, f"--workdir={workdir}"]) == 2
+    assert f"{workdir} lies in the folder of the model" in capsys.readouterr().err.splitlines()[-1]
+    assert not workdir.exists()
+
+
+def test_a_model_of_two_towers_is_compared(data, models, tmp_path):
+    queries, passages = (SentenceTransformer(str(models[0])) for _ in range(2))
+    router = Router.for_query_document([*queries], [*passages])
+    SentenceTransformer(modules=[router]).save_pretrained(str(tmp_path / "two"))
+    words = ["compare", f"--data={data}", f"--model={tmp_path / 'two'}"]
+    assert main([*words, f"--workdir={tmp_path / 'new'}"]) == 0
+
+
+def test_models_are_named_by_the_ends_of_their_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/a/retriever", "runs/b/retriever", "runs/b/other"):
+        (tmp_path / name).mkdir(parents=True)
+    hub = "sentence-transformers/all-MiniLM-L6-v2"
+    assert name_models(["runs/b/other/", hub]) == {
+        "other": "runs/b/other/",
+        "all-MiniLM-L6-v2": hub,
+    }
+    both = ["runs/a/retriever", "runs/b/retriever"]
+    assert [*name_models(both)] == ["a/retriever", "b/retriever"]
+    assert [*name_models(["runs/b/BM25"])] == ["b/BM25"]  # BM25 is a row of its own
+    with pytest.raises(UserError, match="a model is given twice: runs/a/retriever"):
+        name_models([both[0], both[1], both[0]])
+    with pytest.raises(UserError, match="a model is given twice"):
+        name_models([both[0], str(tmp_path / both[0])])
+
+
+def test_the_rival_of_the_best_is_by_other_vectors():
+    rows = [
+        ResultRow("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
+        ResultRow("a", "a", False, {"m": 0.7}, {"m": comparison_of(0.02, -0.1, 0.7)}, 1.0),
+        ResultRow("a + BM25", "a", True, {"m": 0.8}, {}, 1.0),
+        ResultRow("b", "b", False, {"m": 0.6}, {"m": comparison_of(0.012, -0.2, 0.6)}, 1.0),
+    ]
+    best, rival = find_rival(rows)
+    assert (best.name, rival.name) == ("a + BM25", "b")
+    # p of the smallest of three is 3 x 0.01, of the next 2 x 0.012.
+    assert describe_best(rows, best, rival) == (
+        "BEST: a + BM25 | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.03"
+    )
+    rows[0] = rows[0]._replace(tests={"m": comparison_of(0.02, -0.3, 0.5)})
+    assert describe_best(rows, best, rival) == (
+        "BEST: a + BM25 | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.036"
+    )
+    for p in (0.06, 0.4):
+        rows[3] = rows[3]._replace(tests={"m": comparison_of(p, -0.2, 0.6)})
+        assert describe_best(rows, best, rows[3]) == (
+            "BEST: no difference | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000)"
+            f" | p {p} | 100 queries show differences of 0.14 and more"
+        )

@@ -1,0 +1,184 @@
+"""The entries of a comparison: their names, what they are tested against, their seconds."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.retriever.compare import comparison
+from cocondenser_jax.retriever.compare.comparison import (
+    Compared,
+    Entry,
+    RankedModel,
+    compare_entries,
+    compare_models,
+    rank_by_bm25,
+    ranking_name,
+    search_flags,
+)
+from cocondenser_jax.retriever.compare.report import ResultRow
+from cocondenser_jax.retriever.compare.trial import Trial, check_trial, with_first
+from cocondenser_jax.retriever.data.trec import read_run
+from tests.world import write_beir, write_qrels, write_records
+
+N = 8
+
+
+def test_a_ranking_is_named_by_what_makes_it():
+    assert ranking_name("", is_fused=False) == "BM25"
+    assert ranking_name("adapted", is_fused=False) == "adapted"
+    assert ranking_name("adapted", is_fused=True) == "adapted + BM25"
+    assert ranking_name("adapted", is_fused=False, part="8 of 32") == "adapted, 8 of 32"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A collection, and two runs: one has the passage of every query at rank 1, one at rank 2."""
+    write_beir(tmp_path / "data", ["a text"] * N, ["a query"] * N, {"test": range(N)})
+    for name, order in (("first", ("p{}", "x")), ("second", ("x", "p{}"))):
+        lines = [
+            f"q{query} Q0 {passage.format(query)} {rank} {-rank} t\n"
+            for query in range(N)
+            for rank, passage in enumerate(order, start=1)
+        ]
+        (tmp_path / f"{name}.trec").write_text("".join(lines))
+    seconds = {"model": 1.0, "first.trec": 2.0, "second.trec": 4.0}
+    (tmp_path / "seconds.json").write_text(json.dumps(seconds))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("baselines", "best"),
+    [(["BM25", "new + BM25"], "new + BM25"), (["BM25"], "BM25"), (["new + BM25"], "new + BM25")],
+)
+def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
+    first, second = (folder / f"{name}.trec" for name in ("first", "second"))
+    entries = [Entry("", False, [second]), Entry("new", True, [folder / "model", first])]
+    trial = Trial(folder / "data", metrics=("MRR@10",))
+    bm25, new = compare_entries(folder, trial, entries, baselines).rows
+    assert (bm25.name, bm25.model, bm25.is_fused) == ("BM25", "", False)
+    assert (new.name, new.model, new.is_fused) == ("new + BM25", "new", True)
+    assert (bm25.metrics, new.metrics) == ({"MRR@10": 0.5}, {"MRR@10": 1.0})
+    assert (bm25.seconds, new.seconds) == (4.0, 3.0)
+    # All queries differ alike: two of the 2^8 assignments are as extreme.
+    tests = {row.name: row.tests for row in (bm25, new)}
+    assert tests.pop(best) == {}
+    (test,) = tests.values()
+    assert test["MRR@10"]["randomization_p"] == 2 / 2**N
+    assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
+
+
+def test_vectors_that_are_cut_are_no_baseline(folder, monkeypatch):
+    """They are compared with the best of what was there before, and may be ahead of it."""
+    first, second = (folder / f"{name}.trec" for name in ("first", "second"))
+    whole = Entry("m", False, [second])
+    cut = Entry("m", False, [first], part="8 of 32")
+    monkeypatch.setattr(comparison, "rank_by_bm25", lambda *_: second)
+    monkeypatch.setattr(comparison, "_rank_by_model", lambda *_: [whole, cut])
+    trial = Trial(folder / "data", metrics=("MRR@10",))
+    for baselines in ([], ["m"]):
+        rows = compare_models(
+            folder, trial, [RankedModel("m", folder, [8])], baselines=baselines
+        ).rows
+        assert [row.metrics["MRR@10"] for row in rows] == [0.5, 0.5, 1.0]
+        (best,) = [row.name for row in rows if not row.tests]
+        assert best != cut.name
+
+
+@pytest.mark.effect("adapt --language")
+def test_an_adaptation_ranks_by_bm25_in_its_language(
+    model_folder, words, tmp_path, monkeypatch, capsys
+):
+    corpus = tmp_path / "texts.jsonl"
+    texts = [" ".join(np.random.default_rng(i).choice(words, 14)) for i in range(40)]
+    write_records(corpus, [{"id": str(i), "text": text} for i, text in enumerate(texts)])
+    data = tmp_path / "data"
+    write_beir(data, ["viele Häuser", "die Bäume"], ["Haus", "die Baum"], {"test": [0, 1]})
+    expected = {"english": ["q1"], "german": ["q0", "q1"]}
+    language = "german"
+
+    def stop(_, trial):
+        assert (trial.data, trial.language) == (data, language)
+        found = read_run(rank_by_bm25(tmp_path / language, trial))
+        assert [*found] == expected[language]
+        raise UserError("before any training")
+
+    monkeypatch.setattr(adapting, "rank_by_bm25", stop)
+    command = ["adapt", f"--corpus={corpus}", f"--model={model_folder}", f"--data={data}"]
+    command += ["--config.data.length=64", "--config.data.batch_size=8"]
+    for language in expected:
+        flags = [] if language == "english" else [f"--language={language}"]
+        (tmp_path / language).mkdir()
+        assert main([*command, f"--workdir={tmp_path}/{language}", *flags]) == 2
+        assert "before any training" in capsys.readouterr().err
+    assert main([*command, f"--workdir={tmp_path}/german"]) == 2
+    assert "was started with language=german" in capsys.readouterr().err.replace("'", "")
+    assert main([*command, f"--workdir={tmp_path}/new", "--language=klingon"]) == 2
+    assert "language 'klingon': expected one of arabic" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("winner", "language", "flags"),
+    [
+        ("fused", "german", ["--hybrid=min_max", "--language=german", "--model=folder"]),
+        ("fused", "english", ["--hybrid=min_max", "--model=folder"]),
+        ("dense", "german", ["--model=folder"]),
+    ],
+)
+def test_the_search_that_is_printed_is_that_of_the_row(winner, language, flags):
+    compared = rows_of_one_model(language)
+    place = f"--embeddings={Path('runs/models/m/embeddings')}"
+    model = RankedModel("m", Path("folder"))
+    assert search_flags(Path("runs"), compared, winner, model) == [place, *flags]
+    sampled = compared._replace(trial=compared.trial._replace(n_passages=5))
+    assert search_flags(Path("runs"), sampled, winner, model) == []
+
+
+@pytest.mark.parametrize("model", [None, RankedModel("m", Path("folder"))])
+def test_where_bm25_is_best_the_search_is_by_bm25(model):
+    """Of `compare`, where no model is the best row's, and of `adapt`, which keeps one."""
+    for language, flags in (("english", []), ("german", ["--language=german"])):
+        found = search_flags(Path("runs"), rows_of_one_model(language), "BM25", model)
+        assert found == ["--corpus=data", *flags]
+
+
+def rows_of_one_model(language):
+    row = {"model": "m", "metrics": {}, "tests": {}, "seconds": 0.0}
+    rows = [ResultRow(name="dense", is_fused=False, **row)]
+    rows.append(ResultRow(name="fused", is_fused=True, **row))
+    return Compared(rows, Trial(Path("data"), language=language), {})
+
+
+def test_the_metric_that_decides_comes_first():
+    assert with_first(None) == ("nDCG@10", "MRR@10", "Recall@100")
+    assert with_first("Recall@100") == ("Recall@100", "nDCG@10", "MRR@10")
+    assert with_first("P@5") == ("P@5", "nDCG@10", "MRR@10", "Recall@100")
+    assert with_first("RR@10") == ("RR@10", "nDCG@10", "Recall@100")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"split": "dev"}, "has no judgments of split 'dev'"),
+        ({"metrics": ("MRR@ten",)}, "unknown metric 'MRR@ten'"),
+        ({"language": "klingon"}, "language 'klingon'"),
+        (
+            {"n_passages": N - 1},
+            "--test_passages=7: expected at least 8, those that are judged",
+        ),
+        ({"split": "one"}, "has one judged query of one: a comparison needs two"),
+        ({"split": "own", "ignore_identical_ids": True}, "have a relevant passage with their own"),
+    ],
+)
+def test_what_a_comparison_would_fail_at_is_one_line_before_any_work(folder, changes, said):
+    write_qrels(folder / "data" / "qrels" / "one.tsv", {"q0": {"p0": 1}})
+    write_qrels(folder / "data" / "qrels" / "own.tsv", {"q0": {"q0": 1}, "q1": {"p1": 1}})
+    trial = Trial(folder / "data")
+    check_trial(trial)
+    with pytest.raises(UserError, match=said):
+        check_trial(trial._replace(**changes))

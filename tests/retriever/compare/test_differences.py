@@ -1,0 +1,77 @@
+"""How far rankings agree, against sets made by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.retriever.compare.differences import (
+    Differing,
+    Found,
+    Ranked,
+    common_share,
+    find_differences,
+    mean_common,
+    most_different,
+)
+from tests.world import write_records
+
+FIRST = {"q0": ["a", "b", "c", "d"], "q1": ["a", "b"], "q2": ["a"]}
+SECOND = {"q0": ["b", "x", "a", "y"], "q1": ["a", "b", "c", "d"], "q2": []}
+THIRD = {"q0": ["x", "b"], "q1": ["b", "a"]}
+
+
+def test_a_share_is_of_the_longer_list():
+    assert common_share(FIRST["q0"], SECOND["q0"]) == 0.5
+    assert common_share(FIRST["q1"], SECOND["q1"]) == 0.5
+    assert common_share(FIRST["q1"], THIRD["q1"]) == 1.0
+    assert common_share(["a"], ["b"]) == 0.0
+    assert common_share(["a"], []) is None
+
+
+def test_the_mean_is_over_the_pairs_in_which_both_find_something():
+    rankings = [FIRST, SECOND, THIRD]
+    assert mean_common(rankings, "q0") == pytest.approx((0.5 + 0.25 + 0.5) / 3)
+    assert mean_common(rankings, "q1") == pytest.approx((0.5 + 1.0 + 0.5) / 3)
+    assert mean_common(rankings, "q2") == 1.0
+    assert most_different(rankings, 2) == ["q0", "q1"]
+    # The first two alone differ alike on both: they keep their order.
+    assert most_different([FIRST, SECOND], 3) == ["q0", "q1", "q2"]
+    backwards = [dict(reversed(ranking.items())) for ranking in (FIRST, SECOND)]
+    assert most_different(backwards, 3) == ["q1", "q0", "q2"]
+
+
+def test_rankings_are_described_with_the_passages_of_the_queries_shown(tmp_path):
+    corpus = write_records(
+        tmp_path / "corpus.jsonl",
+        [{"_id": name, "title": "T", "text": f"Text of {name} " + "w " * 200} for name in "abcdxy"],
+    )
+    rankings = [
+        Ranked("one", Path("one.trec"), FIRST, (0, 0), 1.4),
+        Ranked("two", Path("two.trec"), SECOND, (6, 32), 2000.0),
+    ]
+    queries = {"q0": "a query", "q1": "another", "q2": "a third"}
+    found = find_differences(rankings, queries, ["q1", "q0"], corpus)
+    assert found.in_common == [[1.0, 0.5], [0.5, 1.0]]
+    assert found.table == [
+        ["first ten in common with", "1", "2", "vectors", "seconds"],
+        ["1 one", "", "0.50", "", "1"],
+        ["2 two", "0.50", "", "6 x 32", "2,000"],
+    ]
+    assert found.n_queries == 3
+    assert [(each.query, each.words, each.common) for each in found.queries] == [
+        ("q1", "another", 0.5),
+        ("q0", "a query", 0.5),
+    ]
+    (_, shown) = found.queries
+    assert isinstance(shown, Differing)
+    assert [(each.passage, each.ranks) for each in shown.found] == [
+        ("a", [1, 3]),
+        ("b", [2, 1]),
+        ("x", [None, 2]),
+        ("c", [3, None]),
+        ("d", [4, None]),
+        ("y", [None, 4]),
+    ]
+    assert isinstance(shown.found[0], Found)
+    assert shown.found[0].words.startswith("T Text of a w ")
+    assert len(shown.found[0].words) < 170

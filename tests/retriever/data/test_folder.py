@@ -1,0 +1,117 @@
+"""Data folders in BEIR layout, their errors, and rows of training data."""
+
+import gzip
+import lzma
+
+import pytest
+from backports import zstd
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.folder import (
+    Passage,
+    passage_text,
+    read_candidates,
+    read_corpus,
+    read_queries,
+    read_split,
+    require_known,
+    with_positives,
+)
+
+LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [
+        ("", bytes),
+        (".gz", gzip.compress),
+        (".xz", lzma.compress),
+        # Two frames, as parallel compressors write them.
+        (".zst", lambda b: zstd.compress(b[:20]) + zstd.compress(b[20:])),
+    ],
+)
+def test_corpus_in_every_compression(tmp_path, suffix, compress):
+    path = tmp_path / f"corpus.jsonl{suffix}"
+    path.write_bytes(compress((LINE + '\n{"_id": "d2", "text": "é"}\n').encode()))
+    expected = [Passage("d1", "T", "x y"), Passage("d2", "", "é")]
+    assert list(read_corpus(tmp_path)) == expected
+    assert list(read_corpus(path)) == expected
+    assert [passage_text(passage) for passage in expected] == ["T x y", "é"]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (b'{"_id": "d2", "text": \n', "corpus.jsonl:2 is not valid JSON"),
+        (b'{"_id": "d2", "text": "\xff"}\n', "corpus.jsonl:2: not UTF-8"),
+        (b'{"_id": "d2"}\n', "corpus.jsonl:2: the field 'text' is missing"),
+        (b'{"_id": true, "text": "x"}\n', "corpus.jsonl:2: the id must be a string"),
+        (b'{"_id": "d 2", "text": "x"}\n', "corpus.jsonl:2: the id 'd 2' has white space"),
+        (b'{"_id": "d\\u00002", "text": "x"}\n', "corpus.jsonl:2: the id .* zero byte"),
+        (b'{"_id": "d2", "text": null}\n', "corpus.jsonl:2: the field 'text' must be a string"),
+        (b'{"_id": "d2", "title": 7, "text": "x"}\n', ":2: the field 'title' must be a string"),
+        (b'{"_id": "", "text": "x"}\n', "corpus.jsonl:2: the id '' has .* or is empty"),
+        (b"[1]\n", "corpus.jsonl:2: expected a JSON object"),
+        (LINE.encode(), "corpus.jsonl:2: the id 'd1' occurs twice"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, second, message):
+    (tmp_path / "corpus.jsonl").write_bytes(LINE.encode() + second)
+    with pytest.raises(UserError, match=message):
+        list(read_corpus(tmp_path))
+
+
+def test_missing_empty_and_damaged_files(tmp_path):
+    with pytest.raises(
+        UserError, match=r"has no queries: expected queries\.jsonl or queries\.SPLIT"
+    ):
+        read_queries(tmp_path)
+    (tmp_path / "queries.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"queries.jsonl is empty"):
+        read_queries(tmp_path)
+    lines = "".join(f'{{"_id": "d{i}", "text": "x"}}\n' for i in range(2000))
+    (tmp_path / "corpus.jsonl.xz").write_bytes(lzma.compress(lines.encode())[:-40])
+    with pytest.raises(UserError, match=r"cannot read .*corpus.jsonl.xz: "):
+        list(read_corpus(tmp_path))
+
+
+def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
+    queries, qrels = read_split(beir, "train")
+    assert list(queries) == list(qrels) == [f"q{i}" for i in range(24)]
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "x"}\n')
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i}\td1\t1\n" for i in range(6)))
+    with pytest.raises(UserError, match=r"test.tsv names 5 queries .*: q0, q2, q3, \.\.\.$"):
+        read_split(tmp_path, "test")
+    with pytest.raises(UserError, match=r"no judgments of split 'dev': expected qrels/dev.tsv or "):
+        read_split(tmp_path, "dev")
+
+
+def test_queries_without_a_positive_are_counted(caplog):
+    qrels = {"q1": {"a": 0}, "q2": {"a": 2, "b": 0}, "q3": {}, "q4": {"c": 1}}
+    kept = with_positives(qrels)
+    assert list(kept.items()) == [("q2", {"a": 2}), ("q4", {"c": 1})]
+    assert "2 of 4 queries have no positive" in caplog.text
+    caplog.clear()
+    assert with_positives(kept) == kept
+    assert not caplog.text
+    with pytest.raises(UserError, match="no positive to train on"):
+        with_positives({"q1": {"a": 0}})
+
+
+def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
+    path = tmp_path / "run.trec"
+    scores = {"a": 1.0, "b": 4.0, "c": 3.0, "d": 2.0}
+    path.write_text("".join(f"q1 Q0 {p} 0 {score} t\n" for p, score in scores.items()))
+    qrels = {"q1": {"b": 1, "c": 0}, "q2": {"a": 1}}
+    assert read_candidates(path, qrels, "abcd", 3) == {"q1": ["c", "d"], "q2": []}
+    with pytest.raises(UserError, match=r"run.trec names 1 passages .*: d$"):
+        read_candidates(path, qrels, "abc", 3)
+    with pytest.raises(UserError, match=r"run.trec has no passage for any of the 1 queries"):
+        read_candidates(path, {"q2": {"a": 1}}, "abcd", 3)
+
+
+def test_unknown_passages_are_counted(tmp_path):
+    with pytest.raises(UserError, match=r"qrels.tsv names 2 passages .*: x, y$"):
+        require_known(["a", "x", "y", "x"], {"a": ""}, "passages", "qrels.tsv")

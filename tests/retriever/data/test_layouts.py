@@ -1,0 +1,206 @@
+"""The same data in every published layout reads alike; what is broken is named."""
+
+import gzip
+
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data import layouts
+from cocondenser_jax.retriever.data.folder import (
+    corpus_file,
+    passage_text,
+    read_candidates,
+    read_corpus,
+    read_queries,
+    read_split,
+    split_files,
+)
+from cocondenser_jax.retriever.data.layouts import Passage
+from tests.world import COMPRESSIONS, write_qrels, write_records
+
+# Quotation marks and separators that are text, not syntax.
+PASSAGES = [
+    Passage("d0", "One", '"quoted" at the beginning'),
+    Passage("d1", 'The "Two"', "a comma, a é and a \u2028 separator"),
+    Passage("d2", "", "it isn't, 5\" wide"),
+]
+QUERIES = {"0": '"who" asks?', "1": "it's what"}
+QRELS = {"0": {"d0": 1}, "1": {"d2": 1}}
+
+
+def write_beir(folder, passages):
+    corpus = [{"_id": p.id, "title": p.title or None, "text": p.text} for p in passages]
+    write_records(folder / "corpus.jsonl", corpus)
+    queries = [{"_id": name, "text": text} for name, text in QUERIES.items()]
+    write_records(folder / "queries.jsonl", queries)
+    write_qrels(folder / "qrels" / "train.tsv", QRELS)
+
+
+def write_msmarco(folder, passages, separator="\t", files="queries.train qrels.train"):
+    (folder / "collection.tsv").write_text("".join(f"{p.id}\t{p.text}\n" for p in passages))
+    queries, qrels = (folder / f"{name}.tsv" for name in files.split())
+    queries.write_text("".join(f"{q}\t{t}\n" for q, t in QUERIES.items()))
+    judged = (separator.join((q, "0", p, "1")) for q, grades in QRELS.items() for p in grades)
+    qrels.write_text("".join(f"{line}\n" for line in judged))
+
+
+def write_titled(folder, passages):
+    """As RocketQA's files are joined, beside the passages without their titles."""
+    write_msmarco(folder, passages)
+    rows = (f"{p.id}\t{p.title}\t{p.text}\n" for p in passages)
+    (folder / "corpus.tsv").write_text("".join(rows))
+
+
+def write_documents(folder, passages):
+    write_msmarco(folder, passages, " ", "msmarco-doctrain-queries msmarco-doctrain-qrels")
+    (folder / "collection.tsv").unlink()
+    rows = (f"{p.id}\thttp://{p.id}.org\t{p.title}\t{p.text}\n" for p in passages)
+    (folder / "msmarco-docs.tsv").write_text("".join(rows))
+
+
+LAYOUTS = {
+    "BEIR": write_beir,
+    "MS MARCO": write_msmarco,
+    "RocketQA": write_titled,
+    "documents": write_documents,
+    "MS MARCO, spaces": lambda folder, passages: write_msmarco(folder, passages, " "),
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_reads_alike(tmp_path, layout, suffix):
+    passages = [Passage(p.id, "" if "MARCO" in layout else p.title, p.text) for p in PASSAGES]
+    LAYOUTS[layout](tmp_path, passages)
+    if layout == "documents":
+        passages = [Passage(p.id, f"http://{p.id}.org {p.title}".strip(), p.text) for p in passages]
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        path.with_name(path.name + suffix).write_bytes(COMPRESSIONS[suffix](path.read_bytes()))
+        if suffix:
+            path.unlink()
+    assert list(read_corpus(tmp_path)) == passages
+    assert list(read_corpus(corpus_file(tmp_path))) == passages
+    assert read_queries(tmp_path) == QUERIES
+    assert read_split(tmp_path, "train") == (QUERIES, QRELS)
+
+
+def test_the_document_task_reads_url_title_and_body_and_its_own_runs(tmp_path):
+    write_documents(tmp_path, PASSAGES)
+    texts = [passage_text(passage) for passage in read_corpus(tmp_path)]
+    assert texts[0] == 'http://d0.org One "quoted" at the beginning'
+    assert texts[2] == "http://d2.org it isn't, 5\" wide"
+    assert split_files(tmp_path, "train") == {
+        "corpus": tmp_path / "msmarco-docs.tsv",
+        "judgments": tmp_path / "msmarco-doctrain-qrels.tsv",
+        "queries": tmp_path / "msmarco-doctrain-queries.tsv",
+    }
+    run = tmp_path / "msmarco-doctrain-top100.gz"
+    lines = "0 Q0 d2 1 -4.2 Indri\n0 Q0 d0 2 -4.3 Indri\n1 Q0 d0 1 -3.5 Indri\n"
+    run.write_bytes(gzip.compress(lines.encode()))
+    assert read_candidates(run, QRELS, ["d0", "d1", "d2"], 10) == {"0": ["d2"], "1": ["d0"]}
+    # The passage task's files go first where both are in a folder, of every kind.
+    write_msmarco(tmp_path, PASSAGES[:1])
+    assert [path.name for path in split_files(tmp_path, "train").values()] == [
+        *("collection.tsv", "qrels.train.tsv", "queries.train.tsv"),
+    ]
+
+
+def test_queries_of_all_splits_are_joined(tmp_path):
+    (tmp_path / "queries.dev.tsv").write_text("1\tone\n2\ttwo\n")
+    (tmp_path / "queries.dev.small.tsv").write_text("2\ttwo\n")
+    (tmp_path / "qrels.dev.small.tsv").write_text("2 0 d1 1\n")
+    assert read_queries(tmp_path) == {"1": "one", "2": "two"}
+    assert read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
+    # A dot of a split's name is a dot.
+    for name in ("queries.dev-small.tsv", "qrels.dev-small.tsv"):
+        (tmp_path / name).write_text("not read\n")
+    assert read_split(tmp_path, "dev.small") == ({"2": "two"}, {"2": {"d1": 1}})
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_files_of_windows_and_files_that_were_joined_read_alike(end, mark, tmp_path):
+    (tmp_path / "collection.tsv").write_text(f"{mark}d1\tone{end}{mark}d2\ttwo{end}", newline="")
+    (tmp_path / "queries.test.tsv").write_text(f'{mark}text\tid{end}"a ""b"""\tq1{end}', newline="")
+    (tmp_path / "qrels.test.tsv").write_text(f"{mark}q1\t0\td2\t1{end}", newline="")
+    assert list(read_corpus(tmp_path)) == [Passage("d1", "", "one"), Passage("d2", "", "two")]
+    assert read_split(tmp_path, "test") == ({"q1": 'a "b"'}, {"q1": {"d2": 1}})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("collection.tsv", "1\tgood\n2 bad\n", r":2: expected 2 .* \(id, text\), found 1"),
+        ("collection.tsv", "1\tgood\n2\tgood\ttitle\n", ":2: expected 2 .*, found 3"),
+        ("collection.tsv", "1\tx\n\n1\ty\n", ":3: the id '1' occurs twice"),
+        ("collection.tsv", "\tx\n", ":1: the id '' has .* or is empty"),
+        ("collection.tsv", "", "collection.tsv is empty"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n", "psgs_w100.tsv is empty"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r":2: expected 3 .* \(id, text, title\)"),
+        ("psgs_w100.tsv", 'id\ttext\ttitle\n1\t"x"y\tT\n2\tx\tT\n', ":2: wrong quoting"),
+        ("psgs_w100.tsv", 'id\ttext\ttitle\n1\t"x\tT\n2\tx\tT\n', ":2: wrong quoting"),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\tT\n1\ty\tT\n", ":3: the id '1' occurs twice"),
+    ],
+)
+def test_bad_passages_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        list(read_corpus(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(id, text\), found 1"),
+        ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
+        ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
+        ("queries.a.tsv", "who asks\t1\n", ":1: the id 'who asks' has white space"),
+        ("queries.a.tsv", "<top>\n<num> 1\n", ":1: expected id, text .*, found 1 fields"),
+        # The time of a query in a log is no text, and the query no title.
+        ("queries.a.tsv", "1\tx\t2023-01-01 10:00\n", "expected id, text or a header .* found 3 f"),
+        ("queries.a.tsv", "1\tx\ty\tz\n", "expected id, text or a header .* found 4 fields"),
+    ],
+)
+def test_bad_queries_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_queries(tmp_path)
+
+
+def test_a_plain_file_goes_before_its_archive(tmp_path):
+    for name in ("collection.tsv", "queries.test.tsv"):
+        (tmp_path / name).write_text("plain\tx\n")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\tx\n"))
+    assert [passage.id for passage in read_corpus(tmp_path)] == ["plain"]
+    assert read_queries(tmp_path) == {"plain": "x"}
+
+
+def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
+    lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
+    write_records(tmp_path / "corpus.jsonl", lines)
+    found = [passage.id for passage in read_corpus(tmp_path)]
+    assert found == ["7", str(10**30), "x"]
+    assert layouts.read_queries(tmp_path / "corpus.jsonl") == dict(zip(found, "abc", strict=True))
+
+
+def test_queries_are_read_as_passages_are(tmp_path):
+    (tmp_path / "queries.train.tsv").write_text("text\tyear\tid\nwho asks\t1953\tq1\n")
+    assert layouts.read_queries(tmp_path / "queries.train.tsv") == {"q1": "who asks"}
+    (tmp_path / "queries.jsonl").write_text('{"id": "q1", "text": "who asks", "title": null}\n')
+    assert layouts.read_queries(tmp_path / "queries.jsonl") == {"q1": "who asks"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("queries.jsonl", '{"_id": "q 1", "text": "x"}'),
+        ("queries.jsonl", '{"_id": "q1 ", "text": "x"}'),
+        ("queries.train.tsv", "q 1\tx"),
+        ("collection.tsv", "d\u00a01\tx"),
+    ],
+)
+def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content):
+    (tmp_path / name).write_text(content + "\n")
+    read = layouts.read_passages if name == "collection.tsv" else layouts.read_queries
+    with pytest.raises(UserError, match=r"the id .* has white space"):
+        list(read(tmp_path / name))

@@ -1,0 +1,228 @@
+"""Metrics against an implementation of a few lines, on runs with ties and missing queries."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import pytrec_eval
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.retriever.data.trec import read_run, write_run
+
+METRICS = (
+    "MRR@10", "MRR@100", "Recall@5", "Recall@20", "Recall@50", "Recall@100", "Recall@1000",
+    "nDCG@10", "Success@3",
+)  # fmt: skip
+
+
+def by_hand(name, grades, ranking):
+    metric, cutoff = name.split("@")
+    top = ranking[: int(cutoff)]
+    relevant = {passage for passage, grade in grades.items() if grade > 0}
+    if metric == "MRR":
+        return next((1 / i for i, passage in enumerate(top, 1) if passage in relevant), 0.0)
+    if metric == "Recall":
+        return len(relevant.intersection(top)) / len(relevant) if relevant else 0.0
+    if metric == "Success":
+        return float(bool(relevant.intersection(top)))
+    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[: int(cutoff)]
+    gain = sum(max(grades.get(p, 0), 0) / np.log2(i + 1) for i, p in enumerate(top, 1))
+    best = sum(grade / np.log2(i + 1) for i, grade in enumerate(ideal, 1))
+    return gain / best if best else 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_runs_with_ties_and_missing_queries(seed):
+    rng = np.random.default_rng(seed)
+    passages = [f"d{i}" for i in range(1500)]
+    qrels, run, rankings = {}, {}, {}
+    for i in range(30):
+        judged = rng.choice(passages, rng.integers(1, 300), replace=False)
+        qrels[f"q{i}"] = {str(p): int(rng.integers(0, 4)) for p in judged}
+        found = [str(p) for p in rng.permutation(passages)[: rng.integers(0, 1500)]]
+        if i % 5:
+            # Few distinct scores: most are tied, and the order of insertion decides.
+            run[f"q{i}"] = {p: float(rng.integers(0, 4)) for p in found}
+            rankings[f"q{i}"] = sorted(found, key=lambda p: -run[f"q{i}"][p])
+    run["not judged"] = {"d1": 1.0}
+
+    metrics = evaluate_run(qrels, run, METRICS)
+
+    for name in METRICS:
+        values = [by_hand(name, qrels[q], rankings.get(q, [])) for q in qrels]
+        assert metrics["mean"][name] == pytest.approx(np.mean(values), abs=1e-12)
+        assert [metrics["per_query"][q][name] for q in qrels] == pytest.approx(values, abs=1e-12)
+
+
+PASSAGES = st.sampled_from([f"d{i}" for i in range(30)])
+QUERIES = [f"q{i}" for i in range(3)]
+# Ties, in double precision too, and any other number that a run may hold.
+SCORES = st.sampled_from([1.0, 2.0, 2.0 + 1e-12, -1.0, 0.0]) | st.floats(-1e30, 1e30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    qrels=st.dictionaries(
+        st.sampled_from(QUERIES),
+        st.dictionaries(PASSAGES, st.integers(-1, 3), min_size=1),
+        min_size=1,
+    ),
+    run=st.dictionaries(st.sampled_from([*QUERIES, "unjudged"]), st.dictionaries(PASSAGES, SCORES)),
+)
+def test_any_run_gets_the_metrics_that_trec_eval_gives_its_file(tmp_path_factory, qrels, run):
+    assume(not any(run.values()) or any(run.get(query) for query in qrels))
+    path = tmp_path_factory.mktemp("any") / "run.trec"
+    write_run(path, run)
+    written = read_run(path)
+
+    metrics = evaluate_run(qrels, run, METRICS)["per_query"]
+
+    assert evaluate_run(qrels, written, METRICS)["per_query"] == metrics
+    names = {f"Recall@{k}": f"recall_{k}" for k in (5, 20, 50, 100, 1000)}
+    names |= {"nDCG@10": "ndcg_cut_10", "Success@3": "success_3"}
+    asked = {"recall.5,20,50,100,1000", "ndcg_cut.10", "success.3"}
+    expected = pytrec_eval.RelevanceEvaluator(qrels, asked).evaluate(written)
+    # trec_eval has no cutoff for this one: the run is cut instead.
+    top = {query: dict(list(found.items())[:10]) for query, found in written.items()}
+    ranks = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(top)
+    assert metrics.keys() == qrels.keys()
+    for query in qrels:
+        ranking = sorted(run.get(query, {}), key=lambda p: -np.float32(run[query][p]))
+        by_hand_too = {name: by_hand(name, qrels[query], ranking) for name in METRICS}
+        assert metrics[query] == pytest.approx(by_hand_too, abs=1e-12)
+        for name, theirs in names.items():
+            value = expected[query][theirs] if query in expected else 0.0
+            assert metrics[query][name] == pytest.approx(value, abs=1e-12)
+        value = ranks[query]["recip_rank"] if query in ranks else 0.0
+        assert metrics[query]["MRR@10"] == pytest.approx(value, abs=1e-12)
+
+
+def test_a_query_without_relevant_passage_counts_zero_as_in_trec_eval():
+    qrels = {"q1": {"a": 1}, "q2": {"a": 0, "b": 0}}
+    run = {"q1": {"a": 1.0}, "q2": {"a": 2.0, "c": 1.0}}
+    names = {"MRR": "recip_rank", "Recall@20": "recall_20", "nDCG@10": "ndcg_cut_10"}
+    metrics = evaluate_run(qrels, run, list(names))
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, set(names.values())).evaluate(run)
+    for name, their_name in names.items():
+        assert [metrics["per_query"][q][name] for q in qrels] == [1.0, 0.0]
+        assert [theirs[q][their_name] for q in qrels] == [1.0, 0.0]
+        assert metrics["mean"][name] == 0.5
+
+
+def test_negative_grades_count_zero_and_harm_nothing():
+    program = """
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+for _ in range(5000):
+    qrels = {"q": {"a": -2, "b": -1000, "c": 1}, "r": {"d": -11}}
+    found = evaluate_run(qrels, {"q": {"a": 3.0, "b": 2.0, "c": 1.0}, "r": {"d": 1.0}})
+print(found["mean"]["MRR@10"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{1 / 6}\n"), done.stderr
+
+
+def test_a_query_without_result_counts_zero(caplog):
+    qrels = {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {"c": 1}, "q4": {"d": 1}}
+    metrics = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"])
+    assert metrics["mean"] == {"MRR@10": 0.25}
+    assert "3 of 4 judged queries have no result" in caplog.text
+    assert evaluate_run(qrels, {}, ["MRR@10"])["mean"] == {"MRR@10": 0.0}
+
+
+def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
+    qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}}
+    run = {query: {"x": 3.0, **grades} for query, grades in qrels.items()}
+    evaluate_run(qrels, run, ["MRR@2", "Success@1"])
+    warning = "0 for each of the 2 judged queries; do run and judgments name passages alike?"
+    assert caplog.messages == [f"Success@1: {warning}"]
+    caplog.clear()
+    evaluate_run(qrels, {query: {"x": 2.0, "y": 1.0} for query in qrels}, ["MRR@2", "Success@1"])
+    assert caplog.messages == [f"MRR@2, Success@1: {warning}"]
+    caplog.clear()
+    evaluate_run(qrels, {**run, "q2": {"d2": 1.0}}, ["Success@1"])
+    assert caplog.messages == []
+
+
+def test_a_cutoff_beyond_every_ranking_is_said_so(caplog):
+    qrels, run = {"q": {"a": 1}}, {"q": {"a": 3.0, "b": 2.0}}
+    evaluate_run(qrels, run, ["Recall@2", "MRR"])
+    assert not caplog.records
+    evaluate_run(qrels, run, ["Recall@2", "Recall@3", "nDCG@10"])
+    assert caplog.messages == ["no query has more than 2 results: Recall@3, nDCG@10 stop there"]
+
+
+def test_what_cannot_be_evaluated():
+    with pytest.raises(UserError, match="no judged queries"):
+        evaluate_run({}, {"q": {"a": 1.0}})
+    with pytest.raises(UserError, match="its ids look like r, theirs like q; is"):
+        evaluate_run({"q": {"a": 1}}, {"r": {"a": 1.0}})
+
+
+@pytest.mark.parametrize(
+    "name",
+    "MRT@10 MRR@ten 10 MRR@ MRR@0 Recall Recall@0 Recall@-5 Recall@1.5 Recall@True P(rel=0)@5"
+    " nDCG@99999999999999999999 P(rel=99999999999)@5 alpha_nDCG@10 ERR@10".split(),
+)
+def test_metrics_that_are_none(name):
+    with pytest.raises(UserError, match=f"unknown metric '{re.escape(name)}'"):
+        evaluate_run({"q": {"a": 1}}, {"q": {"a": 1.0}}, [name])
+
+
+def test_other_metrics_of_trec_eval():
+    qrels, run = {"q": {"a": 1, "b": 2, "c": 2}}, {"q": {"x": 3.0, "a": 2.0, "b": 1.0}}
+    names = ("MRR", "P@2", "P(rel=2)@3", "AP", "Judged@2")
+    assert evaluate_run(qrels, run, names)["mean"] == pytest.approx(
+        {"MRR": 0.5, "P@2": 0.5, "P(rel=2)@3": 1 / 3, "AP": (1 / 2 + 2 / 3) / 3, "Judged@2": 0.5}
+    )
+
+
+def test_each_name_of_a_metric_gets_its_value():
+    metrics = evaluate_run({"q": {"a": 1}}, {"q": {"x": 3.0, "a": 2.0}}, ["RR@10", "P@2", "MRR@10"])
+    assert metrics["mean"] == {"RR@10": 0.5, "P@2": 0.5, "MRR@10": 0.5}
+
+
+# As in ArguAna: the queries are passages, and each finds itself first.
+OF_PASSAGES = {
+    "a": {"a": 9.0, "x": 3.0, "b": 2.0},
+    "b": {"b": 9.0, "c": 4.0, "y": 3.0},
+    "c": {"a": 5.0, "c": 4.0, "z": 3.0},
+    "q": {"a": 5.0, "w": 4.0},
+}
+ANSWERS = {"a": {"x": 1}, "b": {"y": 1}, "c": {"z": 1}, "q": {"w": 1}}
+
+
+def test_identical_ids_are_left_out_by_the_rule_of_beir(caplog):
+    metrics = evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"], ignore_identical_ids=True)
+    assert not caplog.records
+    found = {query: values["MRR@2"] for query, values in metrics["per_query"].items()}
+    assert found == {"a": 1.0, "b": 0.5, "c": 0.5, "q": 0.5}
+    # As beir.retrieval.evaluation does before pytrec_eval: results[query].pop(query).
+    popped = {q: {p: s for p, s in row.items() if p != q} for q, row in OF_PASSAGES.items()}
+    evaluator = pytrec_eval.RelevanceEvaluator(ANSWERS, {"recip_rank"})
+    assert found == {q: v["recip_rank"] for q, v in evaluator.evaluate(popped).items()}
+    assert evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"])["mean"]["MRR@2"] == 0.25
+
+
+def test_a_line_says_that_ids_are_identical(caplog):
+    evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("3 of 4 queries have a result with their own id: ")
+    caplog.clear()
+    evaluate_run({"q": {"w": 1}}, OF_PASSAGES, ["MRR@2"])
+    assert not caplog.records
+
+
+def test_numbers_that_agree_by_accident_are_kept(caplog):
+    qrels = {"1": {"1": 1}, "2": {"2": 1, "3": 1}, "3": {"1": 0, "3": 0}}
+    run = {"1": {"1": 2.0}, "2": {"2": 2.0}, "3": {"1": 2.0}}
+    assert evaluate_run(qrels, run, ["Success@1"])["mean"]["Success@1"] == pytest.approx(2 / 3)
+    assert not caplog.records
+    with pytest.raises(UserError, match=r"2 queries have a relevant passage .* \(1, 2\)"):
+        evaluate_run(qrels, run, ["Success@1"], ignore_identical_ids=True)

@@ -1,0 +1,128 @@
+"""BM25 against its formula."""
+
+import gzip
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.folder import Passage
+from cocondenser_jax.retriever.search import bm25
+from cocondenser_jax.retriever.search.bm25 import Bm25Settings
+
+# Words that stemming and stop words leave alone.
+VOCABULARY = ["apr", "bik", "cron", "dur", "gorm", "hulk", "jank", "kolm"]
+
+
+def formula(passages, query, k1, b):
+    documents = [Counter(f"{p.title} {p.text}".split()) for p in passages]
+    lengths = [sum(counts.values()) for counts in documents]
+    mean = sum(lengths) / len(lengths)
+    scores = {}
+    for passage, counts, length in zip(passages, documents, lengths, strict=True):
+        score = 0.0
+        for term in query.split():
+            n = sum(term in other for other in documents)
+            idf = math.log(1 + (len(documents) - n + 0.5) / (n + 0.5))
+            f = counts[term]
+            score += idf * f / (f + k1 * (1 - b + b * length / mean))
+        if score > 0:
+            scores[passage.id] = score
+    return scores
+
+
+@pytest.fixture(scope="module")
+def passages():
+    rng = np.random.default_rng(0)
+    return [
+        Passage(
+            f"d{i}", VOCABULARY[i % 8], " ".join(rng.choice(VOCABULARY[:7], rng.integers(1, 30)))
+        )
+        for i in range(40)
+    ]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_scores_are_lucenes_formula(passages, monkeypatch, compiled):
+    monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else math.inf)
+    # The first query has no known word, which bm25s' compiled scorer alone would not survive.
+    queries = {"none": "zzz of the", "q1": "apr bik apr", "q2": "kolm", "q3": "dur unknownword"}
+    for k1, b in ((0.9, 0.4), (0.82, 0.68)):
+        run = bm25.bm25_run(passages, queries, 100, Bm25Settings(k1, b))
+        assert run["none"] == {}
+        for query in ("q1", "q2", "q3"):
+            assert run[query] == pytest.approx(formula(passages, queries[query], k1, b), rel=1e-5)
+            values = list(run[query].values())
+            assert values == sorted(values, reverse=True)
+    assert len(run["q2"]) == sum(passage.title == "kolm" for passage in passages)
+    top = bm25.bm25_run(passages, {"q1": "apr bik apr"}, 3, Bm25Settings(k1, b))
+    assert list(top["q1"]) == list(run["q1"])[:3]
+
+
+def test_stems_and_stop_words():
+    passages = [Passage("d1", "", "Running engines"), Passage("d2", "", "the the the")]
+    run = bm25.bm25_run(passages, {"q1": "he runs an ENGINE", "q2": "the", "q3": "?"})
+    assert {query: list(results) for query, results in run.items()} == {
+        "q1": ["d1"],
+        "q2": [],
+        "q3": [],
+    }
+
+
+def test_a_corpus_without_words_finds_nothing():
+    passages = [Passage("d1", "", "?!"), Passage("d2", "", "")]
+    assert bm25.bm25_run(passages, {"q": "word", "r": ""}) == {"q": {}, "r": {}}
+
+
+@pytest.mark.parametrize(
+    "change", [{"k1": math.nan}, {"k1": math.inf}, {"k1": -0.1}, {"b": math.nan}, {"b": 1.1}]
+)
+def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, change):
+    (name,) = change
+    with pytest.raises(UserError, match=rf"{name}={change[name]}.*: expected"):
+        bm25.write_bm25_run(
+            bm25.Searched(tmp_path), tmp_path / "run", settings=Bm25Settings(**change)
+        )
+
+
+def write_corpus(path, n_passages, rng):
+    """Writes passages of which each has its own word, and about 30 of 1,000 others."""
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        for i in range(n_passages):
+            words = " ".join(f"w{word}" for word in rng.integers(0, 1000, 30))
+            file.write(json.dumps({"_id": f"d{i}", "text": f"own{i} {words}"}) + "\n")
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_memory_is_estimated_by_the_first_passages(name, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    write_corpus(tmp_path / name, 20_000, rng)
+    whole = bm25.estimate_bytes(tmp_path / name, "english")
+    n_words = 21_000
+    expected = 20_000 * (250 + 4 * 31 + 24 * 30.6) + 450 * n_words
+    assert whole == pytest.approx(expected, rel=0.2)
+    monkeypatch.setattr(bm25, "_SAMPLED", 500)
+    sampled = bm25.estimate_bytes(tmp_path / name, "english")
+    assert sampled == pytest.approx(expected, rel=0.3)
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_what_does_not_fit_into_memory_is_said_before_it_starts(
+    is_enough, tmp_path, monkeypatch, capsys, caplog
+):
+    caplog.set_level("INFO", "cocondenser_jax")
+    write_corpus(tmp_path / "corpus.jsonl", 200, np.random.default_rng(0))
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "own7"}\n')
+    monkeypatch.setattr(bm25, "_SMALL_FILE", 1000)
+    monkeypatch.setattr(bm25, "available_bytes", lambda: 2**40 if is_enough else 1000)
+    status = main(["bm25", f"--data={tmp_path}", f"--run_out={tmp_path}/run"])
+    error = capsys.readouterr().err
+    assert "corpus.jsonl will take about 0.0 GiB of memory; " in caplog.text
+    assert (tmp_path / "run").exists() == is_enough
+    assert status == (0 if is_enough else 2)
+    if not is_enough:
+        assert error.endswith("and 0.0 GiB are free: use a machine with more\n")

@@ -1,0 +1,127 @@
+"""What encoding checks before it reads or loads anything."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.workers import Engine
+from cocondenser_jax.retriever.search import encode
+from cocondenser_jax.retriever.search.encode import Encoding
+
+
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize("engine", [None, Engine(tasks=2)])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"passage_length": 65}, "^--passage_length=65: expected 3 to 64 tokens"),
+        ({"passage_length": 2}, "^--passage_length=2: expected 3 to 64 tokens"),
+        ({"model": Path("/nowhere")}, "/nowhere: no such folder"),
+    ],
+)
+def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
+    model_folder, beir, tmp_path, engine, change, message
+):
+    encoding = Encoding(model_folder)._replace(**change)
+    with pytest.raises(UserError, match=message):
+        encode.encode_corpus(encoding, beir, tmp_path / "out", engine=engine)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize("engine", [None, Engine(tasks=2)])
+def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(beir, tmp_path, engine):
+    (tmp_path / "thesis.tex").touch()
+    for place in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(UserError, match=f"{place} already exists"):
+            encode.encode_corpus(Encoding(Path("/nowhere")), beir, place, engine=engine)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(
+    model_folder, beir, tmp_path, monkeypatch
+):
+    """The last passage is another one when it is encoded, of the same length."""
+    data = Path(shutil.copytree(beir, tmp_path / "data"))
+    corpus = data / "corpus.jsonl"
+    encode_block = encode._encode
+
+    def change(*arguments):
+        corpus.write_text(corpus.read_text().replace("title", "names"))
+        return encode_block(*arguments)
+
+    assert "title" in corpus.read_text()
+    monkeypatch.setattr(encode, "_encode", change)
+    with pytest.raises(UserError, match=r"corpus\.jsonl has changed while it was encoded"):
+        encode.encode_corpus(Encoding(model_folder), data, tmp_path / "out")
+
+
+@pytest.fixture
+def changing_folder(tmp_path, monkeypatch):
+    """Gives a function: it makes a folder of texts, of which a file changes while it is encoded."""
+
+    def make(name):
+        folder = tmp_path / "texts"
+        (folder / "more").mkdir(parents=True)
+        for each in ("a.txt", "b.txt", "more/d.txt", "encode.log"):
+            (folder / each).write_text("abc def\nfgh\n")
+        encode_block = encode._encode
+
+        def change(*arguments):
+            (folder / name).write_text("abc def\nhgf\n")
+            return encode_block(*arguments)
+
+        monkeypatch.setattr(encode, "_encode", change)
+        return folder
+
+    return make
+
+
+# A file that changes, one in a folder, and one more.
+@pytest.mark.parametrize("name", ["b.txt", "more/d.txt", "c.txt"])
+def test_a_folder_whose_files_change_while_it_is_encoded_is_an_error(
+    model_folder, tmp_path, changing_folder, name
+):
+    with pytest.raises(UserError, match="texts has changed while it was encoded"):
+        encode.encode_corpus(Encoding(model_folder), changing_folder(name), tmp_path / "out")
+
+
+def test_what_is_not_read_of_a_folder_may_change(model_folder, tmp_path, changing_folder):
+    folder = changing_folder("encode.log")
+    assert encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "out").passages == 6
+
+
+@pytest.mark.parametrize("texts", [["abc def", "hgf"], ["abc def", "fgh", "one more"]])
+@pytest.mark.parametrize("task", [(0, 1), (1, 2)])
+def test_a_data_set_that_changes_after_it_was_counted_is_an_error(
+    model_folder, tmp_path, monkeypatch, texts, task
+):
+    """One that datasets reads, which need not be files of this machine."""
+    table = tmp_path / "data" / "table.csv"
+    table.parent.mkdir()
+    table.write_text("text\nabc def\nfgh\n")
+    read_facts = encode._read_facts
+
+    def read_and_change(*arguments, **named):
+        facts = read_facts(*arguments, **named)
+        table.write_text("\n".join(["text", *texts, ""]))
+        return facts
+
+    monkeypatch.setattr(encode, "_read_facts", read_and_change)
+    with pytest.raises(UserError, match=r"data has changed while it was encoded"):
+        encode.encode_corpus(
+            Encoding(model_folder), f"hf:{table.parent}", tmp_path / "out", shard_size=2, task=task
+        )
+
+
+def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, beir, tmp_path):
+    """Their manifest would count as the model's, and the search would take it for another one."""
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    (tmp_path / "link").symlink_to("model")
+    for out in (model / "new" / "out", tmp_path / "link" / "out", model):
+        with pytest.raises(UserError, match="lies in the folder of the model"):
+            encode.encode_corpus(Encoding(model), beir, out)
+    assert not (model / "new").exists()
+    encode.encode_corpus(Encoding(model), beir, tmp_path / "model.out")

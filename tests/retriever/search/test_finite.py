@@ -1,0 +1,236 @@
+"""Vectors with NaN or infinity, in every place where vectors are written, read or compared."""
+
+import shutil
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from packaging.version import Version
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import file_sha256, write_json
+from cocondenser_jax.retriever.data.folder import read_corpus
+from cocondenser_jax.retriever.search import embeddings as embeddings_module
+from cocondenser_jax.retriever.search import index as index_module
+from cocondenser_jax.retriever.search import models, opening, search
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+from cocondenser_jax.retriever.search.finite import are_finite, require_finite
+from cocondenser_jax.retriever.search.index import build_index
+from tests.retrieval_data import read_shard, read_vectors
+from tests.world import write_records, write_retriever
+
+BROKEN = "hh"  # a token whose embedding is infinite in `broken_folder`
+N = 30
+LISTS_LEAVE_THEM_OUT = Version(faiss.__version__) >= Version("1.14.2")
+LINEAR = {"out_features": 4, "bias": False, "activation_function": torch.nn.Identity()}
+
+
+def with_word(folder, copy, word, value):
+    """Copies a model; the embedding of one word has a value."""
+    shutil.copytree(folder, copy)
+    row = AutoTokenizer.from_pretrained(copy).convert_tokens_to_ids(word)
+    weights = load_file(copy / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][row] = value
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+@pytest.fixture(scope="module")
+def broken_folder(model_folder, tmp_path_factory):
+    return with_word(model_folder, tmp_path_factory.mktemp("broken") / "model", BROKEN, np.inf)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Passages of which number 17 has the token, and a query with it."""
+    folder = tmp_path_factory.mktemp("data")
+    texts = [f"ab cd {BROKEN if i == 17 else 'ef'} gh" for i in range(N)]
+    rows = ({"_id": f"p{i}", "title": "", "text": text} for i, text in enumerate(texts))
+    write_records(folder / "corpus.jsonl", rows)
+    queries = {"q1": "cd", "q2": f"ab {BROKEN}"}
+    write_records(
+        folder / "queries.jsonl", ({"_id": name, "text": text} for name, text in queries.items())
+    )
+    return folder
+
+
+@pytest.fixture
+def embeddings(model_folder, data, tmp_path):
+    """Embeddings in which another program has written NaN."""
+    out = tmp_path / "embeddings"
+    encode_corpus(Encoding(model_folder), data, out, shard_size=10)
+    path = embeddings_module.shard_file(out, 1)
+    vectors_NxD, rows = read_shard(path)
+    vectors_NxD[7, 3] = np.nan
+    passages = embeddings_module.passage_table(search.Passage(*row) for row in rows)
+    embeddings_module.write_shard(path, passages, vectors_NxD)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_number_is_enough(dtype, value):
+    vectors_NxD = np.arange(12, dtype=dtype).reshape(4, 3)
+    assert are_finite(vectors_NxD)
+    require_finite(vectors_NxD, "row", "abcd", "unused")
+    vectors_NxD[2:, 1] = value
+    assert not are_finite(vectors_NxD)
+    with pytest.raises(UserError, match="2 of 4 vectors are not finite, first that of row c: so"):
+        require_finite(vectors_NxD, "row", "abcdefghi", "so")
+
+
+def test_a_vector_may_be_as_long_as_float32_can_compare():
+    vectors_NxD = np.full((9, 4), 9e18, np.float32)
+    assert not np.isfinite(np.vdot(vectors_NxD, vectors_NxD))  # that of each alone is
+    assert are_finite(vectors_NxD)
+    assert np.isfinite(vectors_NxD @ vectors_NxD.T).all()
+    vectors_NxD[1] *= 1.1
+    with pytest.raises(UserError, match="1 of 9 vectors are not finite, first that of row b: so"):
+        require_finite(vectors_NxD, "row", "abcdefghi", "so")
+    assert are_finite(np.empty((0, 3), np.float32))
+    assert are_finite(np.full((2, 3), 65_504, np.float16))
+
+
+def test_no_vector_that_is_not_finite_is_written(broken_folder, data, tmp_path, capsys):
+    command = ["encode", f"--model={broken_folder}", f"--corpus={data}", "--shard_size=10"]
+    for flags in ([], ["--backend=jax"], ["--precision=bfloat16"], ["--task=1/3"]):
+        out = tmp_path / " ".join(flags)
+        assert main([*command, f"--out={out}", *flags]) == 2
+        said = capsys.readouterr().err
+        expected = "1 of 10 vectors are not finite, first that of passage p17: the weights of"
+        assert expected in said
+        assert ("--precision=float32 may help" in said) == ("--precision=bfloat16" in flags)
+        assert not [*out.rglob("embeddings-00001.arrow")], "the shard before it may stay"
+
+
+def test_numbers_too_large_for_float16_are_not_written(model_folder, data, tmp_path):
+    folder = write_retriever(
+        model_folder, tmp_path / "model", "mean", [LINEAR], similarity_fn_name="dot"
+    )
+    dense = folder / "2_Dense" / "model.safetensors"
+    save_file({name: 1e6 * value for name, value in load_file(dense).items()}, dense)
+    encode_corpus(Encoding(folder), data, tmp_path / "float32")
+    assert np.abs(read_vectors(tmp_path / "float32")).max() > 65_504
+    error = "30 of 30 vectors .* passage p0: too large for float16, use --dtype=float32"
+    with pytest.raises(UserError, match=error):
+        encode_corpus(Encoding(folder, dtype="float16"), data, tmp_path / "float16")
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IVF2,Flat"])
+def test_no_index_is_built_of_them(embeddings, tmp_path, factory):
+    with pytest.raises(UserError, match="first that of passage p17: encode again"):
+        build_index(embeddings, tmp_path / "index", factory)
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQfp16", "PCA8,Flat", "IVF2,Flat"])
+def test_an_index_of_them_that_another_program_built_is_not_searched(
+    model_folder, data, tmp_path, monkeypatch, factory, value
+):
+    if factory.startswith("IVF") and not LISTS_LEAVE_THEM_OUT:
+        pytest.skip("this faiss takes any memory for the list of such a vector, and may crash")
+    folder, out = tmp_path / "embeddings", tmp_path / "index"
+    encode_corpus(Encoding(model_folder), data, folder, shard_size=10)
+    build_index(folder, out, factory)
+    monkeypatch.setattr(index_module, "_ROWS_AT_ONCE", 7)
+    search.search_text(opening.open_index(out, model_folder), "cd")
+    index = faiss.read_index(str(out / "index.faiss"))
+    vectors_NxD = read_vectors(folder)
+    vectors_NxD[17, 3] = value
+    index.reset()
+    index.add(vectors_NxD)
+    faiss.write_index(index, str(out / "index.faiss"))
+    manifest = embeddings_module.read_manifest(out)
+    manifest = manifest._replace(index_sha256=file_sha256(out / "index.faiss"))
+    write_json(out / embeddings_module.MANIFEST, manifest.to_json())
+    with pytest.raises(UserError, match=r"are not finite.*, and build the index again"):
+        opening.open_index(out, model_folder)
+
+
+@pytest.mark.parametrize("hybrid", [None, "rrf"])
+def test_they_are_not_searched(embeddings, model_folder, hybrid):
+    index = opening.open_index(embeddings, model_folder, hybrid=hybrid)
+    for _ in range(2):
+        with pytest.raises(UserError, match="first that of passage p17: encode again"):
+            search.search_text(index, "cd")
+
+
+def test_they_are_not_cut(embeddings, model_folder):
+    with pytest.raises(UserError, match="first that of passage p17: encode again"):
+        opening.open_cut(embeddings, model_folder, 4)
+
+
+def test_encoding_again_renews_their_shard(embeddings, model_folder, data):
+    paths = [embeddings_module.shard_file(embeddings, number) for number in range(3)]
+    before = [path.read_bytes() for path in paths]
+    encode_corpus(Encoding(model_folder), data, embeddings, shard_size=10)
+    changed = [path.read_bytes() != content for path, content in zip(paths, before, strict=True)]
+    assert changed == [False, True, False]
+    assert are_finite(read_vectors(embeddings))
+
+
+def test_only_the_first_search_checks(embeddings, model_folder, data, monkeypatch):
+    encode_corpus(Encoding(model_folder), data, embeddings, shard_size=10)
+    checked = []
+    check = opening.require_finite_rows
+    monkeypatch.setattr(
+        opening, "require_finite_rows", lambda *given: (checked.append(given[2]), check(*given))
+    )
+    index = opening.open_index(embeddings, model_folder)
+    assert checked == []
+    for _ in range(3):
+        search.search_text(index, "cd")
+    assert checked == [0, 10, 20]
+
+
+def test_a_query_must_have_a_finite_vector(broken_folder, data, tmp_path, capsys):
+    lines = (data / "corpus.jsonl").read_text().splitlines()
+    del lines[17]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    shutil.copy(data / "queries.jsonl", tmp_path)
+    encode_corpus(Encoding(broken_folder), tmp_path, tmp_path / "embeddings")
+    build_index(tmp_path / "embeddings", tmp_path / "index")
+    for place in ("embeddings", "index"):
+        command = ["retrieve", f"--{place}={tmp_path / place}", f"--model={broken_folder}"]
+        run = tmp_path / "run.trec"
+        assert main([*command, f"--data={tmp_path}", f"--run_out={run}"]) == 2
+        assert "1 of 2 vectors are not finite, first that of the query ab hh:" in (
+            capsys.readouterr().err
+        )
+        assert not run.exists()
+
+
+def test_vectors_in_memory_are_checked(model_folder, data):
+    passages = [*read_corpus(data)]
+    vectors_NxD = np.ones((N, 32), np.float32)
+    model = models.load_retriever(model_folder)
+    assert len(search.search_vectors(model, vectors_NxD, passages, {"q": "ab"})["q"]) == N
+    vectors_NxD[4, 0] = np.inf
+    with pytest.raises(UserError, match="first that of passage p4"):
+        search.search_vectors(model, vectors_NxD, passages, {"q": "ab"})
+
+
+def test_a_model_that_makes_no_finite_vector_is_not_loaded(model_folder, tmp_path):
+    folder = with_word(model_folder, tmp_path / "model", "[SEP]", np.nan)
+    with pytest.raises(UserError, match="model makes vectors that are not finite: its weights are"):
+        models.load_retriever(folder)
+
+
+def test_a_vector_of_zeros_is_as_far_from_all_as_for_the_library(model_folder, data, tmp_path):
+    folder = write_retriever(model_folder, tmp_path / "model", "mean", [LINEAR])
+    dense = folder / "2_Dense" / "model.safetensors"
+    save_file({name: 0 * value for name, value in load_file(dense).items()}, dense)
+    encode_corpus(Encoding(folder), data, tmp_path / "embeddings")
+    np.testing.assert_array_equal(read_vectors(tmp_path / "embeddings"), np.zeros((N, 4)))
+    found = search.search_run(opening.open_index(tmp_path / "embeddings", folder), {"q": "ab"})
+    library = SentenceTransformer(str(folder))
+    vectors_NxD = library.encode_document([passage.text for passage in read_corpus(data)])
+    scores_1xN = library.similarity(library.encode_query(["ab"]), vectors_NxD)
+    assert torch.equal(scores_1xN, torch.zeros(1, N))
+    assert found["q"] == {f"p{i}": 0.0 for i in range(N)}

@@ -1,0 +1,126 @@
+"""Folders that the libraries would load as something else, or refuse in many lines."""
+
+import json
+import re
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.search.loading import require_loadable
+from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture(params=["bi-encoder", "cross-encoder"])
+def of_kind(request, model_folder, cross_encoder_folder, tmp_path):
+    """A copy of a folder, and what loads it."""
+    is_pair = request.param == "cross-encoder"
+    source = cross_encoder_folder if is_pair else model_folder
+    load = load_cross_encoder if is_pair else load_retriever
+    return shutil.copytree(source, tmp_path / "model"), load
+
+
+def test_remote_code_is_named_before_anything_is_loaded(of_kind):
+    folder, load = of_kind
+    code = {"AutoModel": "modeling.New"}
+    change(folder / "config.json", auto_map=code)
+    load(folder)  # by the class of transformers
+    change(folder / "config.json", model_type="new")
+    with pytest.raises(UserError, match=re.escape(f"{folder} needs code of its own (auto_map in")):
+        load(folder)
+
+
+def test_a_network_without_a_tokenizer_is_refused(of_kind):
+    folder, load = of_kind
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=re.escape(f"{folder} has no tokenizer: expected tok")):
+        load(folder)
+    (folder / "spiece.model").touch()
+    require_loadable(folder)
+
+
+def test_an_adapter_without_its_network_is_named(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    require_loadable(folder)  # the libraries add it to the network
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=re.escape(f"{folder} holds an adapter alone: merge it")):
+        load_retriever(folder)
+
+
+def test_relative_positions_of_older_releases_are_refused(of_kind):
+    folder, load = of_kind
+    change(folder / "config.json", position_embedding_type="absolute")
+    load(folder)
+    change(folder / "config.json", position_embedding_type="relative_key")
+    with pytest.raises(UserError, match="position_embedding_type is 'relative_key'; only 'abs"):
+        load(folder)
+
+
+def test_more_layers_than_any_network_has_are_refused_before_they_are_made(of_kind):
+    folder, load = of_kind
+    change(folder / "config.json", num_hidden_layers=1 << 31)
+    with pytest.raises(UserError, match="num_hidden_layers is 2,147,483,648; expected at most 1,0"):
+        load(folder)
+
+
+def test_layers_are_counted_by_the_name_of_the_family(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    change(folder / "config.json", model_type="distilbert", n_layers=1_000)
+    require_loadable(folder)
+    change(folder / "config.json", n_layers=1_001)
+    with pytest.raises(UserError, match="n_layers is 1,001; expected at most 1,000"):
+        require_loadable(folder)
+
+
+def test_more_tokens_than_rows_are_refused(of_kind):
+    folder, load = of_kind
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["qqqq"])
+    tokenizer.save_pretrained(str(folder))
+    n = len(tokenizer) - 1
+    with pytest.raises(UserError, match=f"token ids up to {n}, but {n} word embeddings"):
+        load(folder)
+
+
+def test_weights_of_another_shape_are_named(of_kind):
+    folder, load = of_kind
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    (name,) = (name for name in weights if name.endswith("layer.1.output.dense.bias"))
+    weights[name] = torch.zeros(3)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    said = "have another shape than its config.json implies: "
+    with pytest.raises(UserError, match=rf"{said}.*layer\.1\.output\.dense\.bias is \(3,\), exp"):
+        load(folder)
+
+
+def test_a_network_in_a_folder_of_its_own_is_found(model_folder, tmp_path):
+    """As releases of sentence-transformers before 2.0 wrote them."""
+    expected = load_retriever(model_folder)
+    folder = tmp_path / "old"
+    shutil.copytree(model_folder, folder / "0_Transformer")
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}",
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(("Transformer", "Pooling"))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    texts = ["abcde fgh"]
+    assert (load_retriever(folder).encode(texts) == expected.encode(texts)).all()
+    (folder / "0_Transformer" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="0_Transformer has no tokenizer"):
+        load_retriever(folder)

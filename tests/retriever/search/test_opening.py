@@ -1,0 +1,61 @@
+"""Opening an index: folders that do not fit, or are not whole."""
+
+import shutil
+
+import pyarrow.ipc
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.search import opening, search
+from cocondenser_jax.retriever.search.index import build_index
+
+
+def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(embeddings, tmp_path / "embeddings")
+    build_index(tmp_path / "embeddings", tmp_path / "index")
+    shutil.rmtree(tmp_path / "embeddings")
+    (tmp_path / "index").rename(moved)
+    shutil.copytree(model_folder, tmp_path / "model")
+    found = search.search_text(opening.open_index(moved, tmp_path / "model"), "abcde", k=3)
+    assert found == search.search_text(opening.open_index(index, model_folder), "abcde", k=3)
+
+
+def test_another_model_is_refused(make_model, embeddings, index):
+    for folder in (embeddings, index):
+        for model in (make_model(seed=1), make_model(hidden_size=16)):
+            with pytest.raises(UserError, match="was built with another model"):
+                opening.open_index(folder, model)
+
+
+def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
+    with pytest.raises(
+        UserError, match=r"holds no manifest\.json: encode the corpus .* build the index"
+    ):
+        opening.open_index(tmp_path, model_folder)
+    with pytest.raises(UserError, match=r"holds no manifest\.json: encode the corpus first"):
+        build_index(tmp_path, tmp_path / "index")
+    with pytest.raises(UserError, match="faiss does not know the index string 'Flt'"):
+        build_index(embeddings, tmp_path / "index", factory="Flt")
+    with pytest.raises(UserError, match="60 passages are too few to train"):
+        build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
+    with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
+        build_index(embeddings, tmp_path / "index", factory="PQ8")
+    with pytest.raises(UserError, match="'PQ5' for vectors of 32 numbers"):
+        build_index(embeddings, tmp_path / "index", factory="PQ5")
+    with pytest.raises(UserError, match="'IDMap,Flat' takes no vectors by themselves"):
+        build_index(embeddings, tmp_path / "index", factory="IDMap,Flat")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="already exists"):
+        build_index(embeddings, index)
+    shutil.copytree(index, tmp_path / "broken")
+    (tmp_path / "broken" / "index.faiss").unlink()
+    with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
+        opening.open_index(tmp_path / "broken", model_folder)
+    shutil.copy(index / "index.faiss", tmp_path / "broken")
+    table = pyarrow.ipc.open_file((index / "passages.arrow").read_bytes()).read_all()
+    for rows in (table[:59], table.drop_columns("title")):
+        with pyarrow.ipc.new_file(tmp_path / "broken" / "passages.arrow", rows.schema) as writer:
+            writer.write_table(rows)
+        with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged: build the"):
+            opening.open_index(tmp_path / "broken", model_folder)

@@ -1,0 +1,356 @@
+"""Search: exact results against NumPy, approximate ones, and folders that do not fit."""
+
+import resource
+import shutil
+from itertools import chain
+
+import faiss
+import numpy as np
+import pyarrow.ipc
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import write_checksums
+from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.retriever.data import trec
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.retriever.search import bm25, encode, exact, models, opening, search
+from cocondenser_jax.retriever.search import index as index_module
+from cocondenser_jax.retriever.search.encode import Encoding
+from cocondenser_jax.retriever.search.fuse import fuse_runs
+from cocondenser_jax.retriever.search.index import build_index
+from cocondenser_jax.retriever.search.opening import VectorSearch
+from tests.retrieval_data import read_vectors
+
+
+def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index, tmp_path):
+    model = models.load_retriever(model_folder, passage_length=16)
+    passages = list(read_corpus(beir))
+    queries = read_queries(beir)
+    scores = (
+        model.encode_query(list(queries.values()))
+        @ np.stack([model.encode_document(passage_text(p)) for p in passages]).T
+    )
+    searcher = opening.open_index(index, model_folder)
+    run = search.search_run(searcher, queries, depth=10)
+    assert list(run) == list(queries)
+    for row, query in zip(scores, queries, strict=True):
+        best = np.argsort(-row)[:10]
+        assert list(run[query]) == [passages[i].id for i in best]
+        np.testing.assert_allclose(list(run[query].values()), row[best], rtol=1e-5)
+
+    trec.write_run(tmp_path / "run.trec", run)
+    again = trec.read_run(tmp_path / "run.trec")
+    assert {q: list(r) for q, r in again.items()} == {q: list(r) for q, r in run.items()}
+    assert all((np.diff(list(results.values())) < 0).all() for results in again.values())
+
+    for result, (name, score) in zip(
+        search.search_text(searcher, queries["q3"], k=4), run["q3"].items(), strict=False
+    ):
+        assert result.passage == next(p for p in passages if p.id == name)
+        assert result.score == pytest.approx(score)
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "passages.arrow"])
+def test_a_full_disk_leaves_no_index(embeddings, index, tmp_path, small_disk, capfd, name):
+    sizes = {path.name: path.stat().st_size for path in index.iterdir()}
+    assert sizes["index.faiss"] < sizes["passages.arrow"]  # which is written after it
+    small_disk(sizes[name] - 1)
+    with pytest.raises(UserError, match=f"cannot write {tmp_path}/index: .*File too large"):
+        build_index(embeddings, tmp_path / "index")
+    small_disk(resource.RLIM_INFINITY)
+    assert not any(tmp_path.iterdir())
+    assert "close error" not in capfd.readouterr().err  # faiss's own message
+
+
+def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings, index):
+    queries = read_queries(beir)
+    flat = opening.open_index(index, model_folder)
+    shards = opening.open_index(embeddings, model_folder)
+    for depth in (3, 30, 1000):  # shards hold 25 passages
+        expected = search.search_run(flat, queries, depth)
+        run = search.search_run(shards, queries, depth)
+        assert {q: list(found) for q, found in run.items()} == {
+            q: list(found) for q, found in expected.items()
+        }
+        for query, found in run.items():
+            assert found == pytest.approx(expected[query], rel=1e-6)
+    for left, right in zip(
+        search.search_text(shards, "abcde", k=40),
+        search.search_text(flat, "abcde", k=40),
+        strict=True,
+    ):
+        assert left.passage == right.passage
+        assert left.score == pytest.approx(right.score, rel=1e-6)
+
+
+def test_blocks_of_vectors_and_of_queries_do_not_matter(
+    model_folder, beir, embeddings, index, tmp_path, monkeypatch
+):
+    queries = read_queries(beir)
+    whole = search.search_run(opening.open_index(index, model_folder), queries)
+    monkeypatch.setattr(exact, "_BLOCK_ROWS", 10)  # three blocks of each shard
+    monkeypatch.setattr(index_module, "_QUERIES_AT_ONCE", 7)
+    build_index(embeddings, tmp_path / "index")
+    vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
+    np.testing.assert_array_equal(vectors_NxD, read_vectors(embeddings))
+    run = search.search_run(opening.open_index(tmp_path / "index", model_folder), queries)
+    assert list(run) == list(whole) == list(queries)
+    assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
+
+
+def test_queries_are_searched_for_some_at_a_time(model_folder, beir, embeddings, monkeypatch):
+    queries = dict(list(read_queries(beir).items())[:7])
+    index = opening.open_index(embeddings, model_folder)
+    nearest, sizes = index.nearest, []
+
+    def watched(vectors_QxD, k):
+        sizes.append(len(vectors_QxD))
+        return nearest(vectors_QxD, k)
+
+    index = index._replace(nearest=watched)
+    whole = search.search_run(index, queries)
+    monkeypatch.setattr(search, "_SEARCHED_AT_ONCE", 3)
+    run = search.search_run(index, queries)
+    assert sizes == [7, 3, 3, 1]
+    assert list(run) == list(queries)
+    assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "factory", "sizes"),
+    [
+        (faiss.IndexPQ, "PQ8x4", [13, 13, 5]),  # every second of 25, 25 and 10: 30 are wanted
+        (faiss.IndexIVFPQ, "IVF12,PQ8x4", [25, 25, 10]),  # 5 for each list are wanted
+        (faiss.IndexIVFPQ, "IVF2,PQ8x4", [13, 13, 5]),
+    ],
+)
+def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
+    embeddings, tmp_path, monkeypatch, kind, factory, sizes
+):
+    samples = []
+    train = kind.train
+    monkeypatch.setattr(index_module, "_TRAINING_ROWS", 30)
+    monkeypatch.setattr(index_module, "_ROWS_PER_LIST", 5)
+    monkeypatch.setattr(kind, "train", lambda i, x: (samples.append(x), train(i, x)))
+    build_index(embeddings, tmp_path / "index", factory)
+    (sample,) = samples
+    rows = read_vectors(embeddings)
+    (places,) = zip(*(np.flatnonzero((rows == x).all(1)) for x in sample), strict=True)
+    assert len(set(places)) == len(places)
+    assert [sum(low <= p < low + 25 for p in places) for low in (0, 25, 50)] == sizes
+
+
+def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    texts = ["abcde"] * 5 + ["hgfed hgf"] * 4
+    lines = [f'{{"_id": "d{i}", "text": "{text}"}}\n' for i, text in enumerate(texts)]
+    corpus.write_text("".join(lines))
+    # One passage a batch: rows of a batch may differ in the last bit.
+    encode.encode_corpus(Encoding(model_folder, batch_size=1), corpus, tmp_path / "e", shard_size=2)
+    build_index(tmp_path / "e", tmp_path / "index")
+    for searcher in (
+        opening.open_index(tmp_path / "index", model_folder),
+        opening.open_index(tmp_path / "e", model_folder),
+    ):
+        run = search.search_run(searcher, {"q": "abcde"}, depth=9)["q"]
+        same = [[f"d{i}" for i in range(5)], [f"d{i}" for i in range(5, 9)]]
+        assert list(run) in (same[0] + same[1], same[1] + same[0])
+        found = search.search_text(searcher, "abcde")
+        assert [result.passage.id for result in found] == list(run)
+        assert search.search_run(searcher, {}) == {}
+
+
+def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
+    dense = opening.open_index(hybrid_folder, model_folder)
+    hybrid = opening.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    # Of each step, the beginning and the end; at last, it is asked for one more ranking.
+    dense_times = [(10.0, 12.0), (12.0, 17.0), (17.0, 17.0)]
+    hybrid_times = [(20.0, 21.0), (21.0, 28.0), (28.0, 30.0), (30.0, 30.0), (30.0, 30.0)]
+    clock = chain(*dense_times, *hybrid_times)
+    monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
+    run, of_run = search.search_run_timed(dense, {"q": "abcde"}, depth=3)
+    hits, of_text = search.search_text_timed(hybrid, "abcde", k=3)
+    assert of_run == {"encoding": 2.0, "search": 5.0}
+    assert of_text == {"encoding": 1.0, "search": 2.0, "bm25": 7.0}
+    monkeypatch.undo()
+    assert run == search.search_run(dense, {"q": "abcde"}, depth=3)
+    assert hits == search.search_text(hybrid, "abcde", k=3)
+    assert search.search_run_timed(dense, {}) == ({}, {})
+
+
+def test_vectors_in_memory_are_searched_as_those_of_a_folder(model_folder, beir, embeddings):
+    queries = read_queries(beir)
+    vectors_NxD = read_vectors(embeddings)
+    model = models.load_retriever(model_folder, passage_length=16)
+    expected = search.search_run(opening.open_index(embeddings, model_folder), queries, depth=7)
+    run = search.search_vectors(model, vectors_NxD, read_corpus(beir), queries, depth=7)
+    assert {q: list(found) for q, found in run.items()} == {
+        q: list(found) for q, found in expected.items()
+    }
+    for query, found in run.items():
+        assert found == pytest.approx(expected[query], rel=1e-6)
+    assert search.search_vectors(model, vectors_NxD, read_corpus(beir), {}) == {}
+
+
+# All lists of an IVF index: one list, faiss's own choice, may hold a single passage.
+@pytest.mark.parametrize(
+    ("factory", "parameters"),
+    [("HNSW8", ""), ("IVF4,Flat", "nprobe=4"), ("PQ8x4", ""), ("IVF2,PQ8x4", "nprobe=2")],
+)
+def test_every_kind_of_index_is_built_and_searched(
+    model_folder, embeddings, tmp_path, factory, parameters
+):
+    manifest = build_index(embeddings, tmp_path / "index", factory)
+    assert manifest.factory == factory
+    searcher = opening.open_index(
+        tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
+    )
+    scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
+    assert len(scores) == 5
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
+    searcher = opening.open_index(index, model_folder)
+    assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
+    assert len(search.search_text(searcher, "abcde", k=1000)) == 60
+    with pytest.raises(UserError, match="0 passages to find"):
+        search.search_run(searcher, {"q": "abcde"}, depth=0)
+    with pytest.raises(UserError, match="0 passages to find"):
+        search.search_text(searcher, "abcde", k=0)
+    with pytest.raises(UserError, match="the query is empty"):
+        search.search_text(searcher, " \n")
+
+
+def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
+    # One of eight cells is visited, so a depth of 60 cannot be reached.
+    build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
+    searcher = opening.open_index(tmp_path / "index", model_folder)
+    run = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
+    for results in run.values():
+        assert 0 < len(results) < 60
+        assert min(results.values()) > -1e30  # what faiss gives where there is no neighbor
+    assert 0 < len(search.search_text(searcher, "abcde", k=60)) < 60
+
+
+def test_more_cells_find_more(model_folder, embeddings, tmp_path):
+    build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
+    queries = {"q": "abcde", "r": "hgfed"}
+    exact = search.search_run(opening.open_index(embeddings, model_folder), queries, depth=60)
+
+    def found(parameters):
+        searcher = opening.open_index(
+            tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
+        )
+        return search.search_run(searcher, queries, depth=60)
+
+    few, all_cells = found("nprobe=2"), found("nprobe=8")
+    for query, results in exact.items():
+        assert len(few[query]) < 60
+        assert list(all_cells[query]) == list(results)
+    for wrong in ("efSearch=16", "nprobe=0", "nprobe=-1", "nprobe", "nprobe=2,", "16"):
+        with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
+            found(wrong)
+    with pytest.raises(UserError, match="holds embeddings: only an index has parameters"):
+        opening.open_index(embeddings, model_folder, vectors=VectorSearch("nprobe=2"))
+
+
+def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
+    shutil.copytree(embeddings, tmp_path / "embeddings")
+    path = tmp_path / "embeddings" / "embeddings-00002.arrow"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged"):
+        build_index(tmp_path / "embeddings", tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.fixture
+def hybrid_folder(index, tmp_path):
+    """A copy of the index, in which nothing was searched yet."""
+    folder = shutil.copytree(index, tmp_path / "fresh", ignore=shutil.ignore_patterns("bm25*"))
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "index.faiss", "manifest.json", "passages.arrow",
+    ]  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("method", ["rrf", "min_max"])
+@pytest.mark.parametrize("place", ["embeddings", "index"])
+def test_a_hybrid_search_is_the_fusion_of_both_runs(
+    model_folder, beir, place, method, monkeypatch, request
+):
+    monkeypatch.setattr(search, "_FUSED_DEPTH", 10)
+    folder = request.getfixturevalue(place)
+    # One query has no word that BM25 knows, and one has none at all.
+    queries = {**read_queries(beir), "unknown": "zzzz yyyy", "none": "?"}
+    dense = opening.open_index(folder, model_folder)
+    hybrid = opening.open_index(folder, model_folder, hybrid=method)
+    for depth, of_each in ((3, 10), (25, 25)):
+        lexical_run = bm25.bm25_run(read_corpus(beir), queries, of_each)
+        assert lexical_run["unknown"] == lexical_run["none"] == {}
+        dense_run = search.search_run(dense, queries, of_each)
+        expected = fuse_runs([lexical_run, dense_run], method, depth=depth)
+        run = search.search_run(hybrid, queries, depth)
+        assert [(q, list(found.items())) for q, found in run.items()] == [
+            (q, list(expected[q].items())) for q in queries
+        ]
+        assert list(run["none"]) == list(dense_run["none"])[:depth]
+        assert any(list(run[q]) != list(dense_run[q])[:depth] for q in queries)
+    assert hybrid.passages is hybrid.dense.passages
+    hits = search.search_text(hybrid, "?", k=2)
+    assert [hit.passage.id for hit in hits] == list(run["none"])[:2]
+
+
+def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
+    first = opening.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    monkeypatch.setattr(bm25, "_build_index", None)
+    again = opening.open_index(hybrid_folder, model_folder, hybrid="min_max")
+    opening.open_index(hybrid_folder, model_folder)
+    for compiled in (False, True):
+        monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
+        found, again_found = (
+            list(bm25.rank_by_bm25(each.bm25, ["title abcde", "?"], 9)) for each in (first, again)
+        )
+        assert found == again_found
+        assert len(found[0]) == 9
+
+
+def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, small_disk):
+    def open_hybrid(method="rrf"):
+        return opening.open_index(hybrid_folder, model_folder, hybrid=method)
+
+    with pytest.raises(UserError, match=r"^hybrid='rff': expected min_max or rrf$"):
+        open_hybrid("rff")
+    small_disk(1_000)
+    with pytest.raises(UserError, match=f"cannot write {hybrid_folder}/bm25"):
+        open_hybrid()
+    small_disk(resource.RLIM_INFINITY)
+    assert len(list(hybrid_folder.iterdir())) == 3
+    open_hybrid()
+    assert sorted(p.name for p in (hybrid_folder / "bm25").iterdir())[0] == "data.csc.index.npy"
+    scores = hybrid_folder / "bm25" / "data.csc.index.npy"
+    whole = scores.read_bytes()
+    scores.unlink()
+    scores.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    advice = "remove it, and the next hybrid search makes it again"
+    with pytest.raises(UserError, match=rf"bm25 is damaged \(data.* was saved\): {advice}"):
+        open_hybrid()
+    shutil.rmtree(hybrid_folder / "bm25")
+    open_hybrid()
+    write_json(hybrid_folder / "bm25" / "language.json", {"language": "german"})
+    with pytest.raises(UserError, match=rf"bm25 is damaged \(language.* was saved\): {advice}"):
+        open_hybrid()
+    shutil.rmtree(hybrid_folder / "bm25")
+    table = pyarrow.ipc.open_file((hybrid_folder / "passages.arrow").read_bytes()).read_all()
+    bm25.open_bm25_index(hybrid_folder, table[:59])
+    with pytest.raises(UserError, match=f"bm25 was made of other passages: {advice}"):
+        open_hybrid()
+    shutil.rmtree(hybrid_folder / "bm25")
+    settings = bm25.Bm25Settings(language="german")
+    passages = [bm25.passage_at(table, row) for row in range(60)]
+    index = bm25._build_index(passages, settings)
+    index.scores.save(hybrid_folder / "bm25", show_progress=False)  # without its language
+    write_checksums(hybrid_folder / "bm25")
+    with pytest.raises(UserError, match=f"bm25 does not name its language: {advice}"):
+        open_hybrid()

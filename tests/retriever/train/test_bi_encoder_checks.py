@@ -1,0 +1,41 @@
+"""What fine-tuning checks before it reads the corpus."""
+
+import pytest
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.train.tasks import finetune
+from tests.world import change_settings
+
+
+@pytest.mark.usefixtures("unread_corpus")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data.negatives_run": "none", "data.negatives_per_query": 1}, "negatives_run is 'none'"),
+        ({"loss.teacher_run": "none", "loss.name": "soft_labels"}, "loss.teacher_run is 'none'"),
+        ({"eval.run": "none", "eval.every": 1}, "eval.run is 'none': there is no such file"),
+        ({"eval.every": 1}, "no judgments of split 'dev'"),
+        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
+        ({"model.query_length": 65}, "^config.model.query_length=65: expected 3 to 64"),
+    ],
+)
+def test_what_is_missing_is_found_before_the_corpus_is_read(config, tmp_path, change, message):
+    change_settings(config, change)
+    with pytest.raises(UserError, match=message):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
+def test_a_run_is_not_written_into_the_folder_of_its_model(config, model_folder):
+    with pytest.raises(UserError, match="run lies in the folder of the model"):
+        finetune(config, model_folder / "run")
+    assert not (model_folder / "run").exists()
+
+
+@pytest.mark.usefixtures("unread_corpus")
+def test_a_folder_with_something_else_is_refused(config, tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="already exists"):
+        finetune(config, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

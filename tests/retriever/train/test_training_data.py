@@ -1,0 +1,202 @@
+"""Training rows: pairs, the draw of negatives, numbered judgments."""
+
+import functools
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse
+from transformers import TrainerState
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.trec import write_run
+from cocondenser_jax.retriever.train.bi_encoder import fill_row
+from cocondenser_jax.retriever.train.training_data import (
+    DataSettings,
+    Epoch,
+    EpochCallback,
+    RowCollator,
+    TrainingData,
+    read_training,
+    sample,
+    to_judgments,
+    training_pairs,
+)
+from tests.world import write_qrels, write_records
+
+
+def test_samples_grow_with_their_size_and_follow_the_seed():
+    draw = functools.partial(sample, setting="config.data.train_queries", what="the queries")
+    samples = [draw(n, 200, 3) for n in (10, 50, 200)]
+    assert [len(rows) for rows in samples] == [10, 50, 200]
+    assert set(samples[0]) < set(samples[1]) < set(samples[2])
+    assert samples[2] == [*range(200)] == draw(0, 200, 3)
+    assert samples[1] == sorted(samples[1]) == draw(50, 200, 3)
+    # Two samples of 50 of 200 by chance share 12.5, with a standard deviation of 2.7.
+    assert len(set(samples[1]) & set(draw(50, 200, 4))) < 30
+    for n in (-1, 201):
+        with pytest.raises(UserError, match=rf"train_queries is {n}: expected 1 to 200, the que"):
+            draw(n, 200, 3)
+
+
+def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=None):
+    qrels = {"q1": {"d30": 1}, "q2": {"d31": 1}}
+    return TrainingData(
+        pairs=training_pairs(qrels),
+        judgments=judgments or to_judgments(qrels),
+        queries={"q1": "one", "q2": "two"},
+        passages=passages or {f"d{i}": f"text {i}" for i in range(50)},
+        candidates=dict(candidates),
+        n_negatives=n_negatives,
+        seed=seed,
+        checksums={},
+    )
+
+
+def rows(data, *pairs, epoch=0):
+    pairs = pairs or (("q1", "d30"), ("q2", "d31"))
+    plain = SimpleNamespace(valid_label_columns=[])
+    collator = RowCollator(data, Epoch(epoch), fill_row, plain)
+    return collator.fill({"query_id": q, "positive_id": p} for q, p in pairs)
+
+
+def test_the_epoch_of_the_draw_is_the_trainers():
+    data = make_data({"q1": ["d1", "d2"], "q2": ["d3"]}, 1)
+    drawn = set()
+    epoch = Epoch()
+    collator = RowCollator(data, epoch, fill_row, SimpleNamespace(valid_label_columns=[]))
+    for number in range(9):
+        EpochCallback(epoch).on_epoch_begin(None, TrainerState(epoch=number + 0.5), None)
+        assert epoch.number == number
+        drawn.add(collator.fill(data.pairs)[0]["negative_1"])
+    assert drawn == {"text 1", "text 2"}
+
+
+def test_pairs_are_the_relevant_judgments():
+    pairs = training_pairs({"q1": {"a": 2, "c": 1}, "q2": {"b": 1}})
+    assert pairs.to_dict() == {"query_id": ["q1", "q1", "q2"], "positive_id": ["a", "c", "b"]}
+
+
+def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
+    candidates = {"q1": [f"d{i}" for i in range(10)], "q2": [f"d{i}" for i in range(10, 20)]}
+    data, epochs = make_data(candidates, 3), []
+    first = rows(data)
+    for epoch in range(20):
+        one, two = rows(data, epoch=epoch)
+        assert (one["query"], one["positive"]) == ("one", "text 30")
+        assert (two["query"], two["positive"]) == ("two", "text 31")
+        assert rows(data, ("q2", "d31"), epoch=epoch) == [two]
+        epochs.append({one[f"negative_{i}"] for i in (1, 2, 3)})
+        assert len(epochs[-1]) == 3
+        assert epochs[-1] <= {f"text {i}" for i in range(10)}
+    assert set.union(*epochs) == {f"text {i}" for i in range(10)}
+    assert first == rows(make_data(candidates, 3))
+    assert first != rows(make_data(candidates, 3, seed=1))
+
+
+def test_few_candidates_come_twice():
+    (row,) = rows(make_data({"q1": ["d1"]}, 4), ("q1", "d30"))
+    assert {row[f"negative_{i}"] for i in range(1, 5)} == {"text 1"}
+
+
+def test_rows_without_negatives():
+    (row,) = rows(make_data(), ("q1", "d30"))
+    assert row == {"query": "one", "positive": "text 30", "label": [0, 1]}
+
+
+def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
+    """Neither of its own row, nor of the rows of others, whose positive it may be."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    qrels = {"d1": {"d2": 1}, "d2": {"d1": 1}, "d3": {"d3": 1, "d4": 1}, "q5": {"d5": 1}}
+    qrels["d9"] = {"d5": 1}  # no passage: it is numbered like one by chance
+    write_qrels(folder / "qrels" / "train.tsv", qrels)
+    texts = {passage.id: passage.text for passage in read_corpus(beir)} | {"q5": "x", "d9": "x"}
+    write_records(folder / "queries.jsonl", [{"_id": q, "text": texts[q]} for q in qrels])
+    run = {query: {name: 9.0 - i for i, name in enumerate([query, "d7", "d8"])} for query in qrels}
+    run["q5"].pop("q5")
+    write_run(tmp_path / "run.trec", run)
+    settings = DataSettings(
+        folder=folder,
+        split="train",
+        train_queries=0,
+        negatives_run=str(tmp_path / "run.trec"),
+        negatives_per_query=2,
+        negatives_depth=3,
+        seed=0,
+    )
+    caplog.set_level("INFO")
+    data = read_training(settings, tmp_path / "mapped")
+    candidates = {query: list(names) for query, names in data.candidates.items()}
+    expected = {query: ["d7", "d8"] for query in qrels} | {"d9": ["d9", "d7", "d8"]}
+    assert candidates == expected
+    assert "2 of 5 queries are passages with the same id, which are left out" in caplog.text
+    names = {number: passage for passage, number in data.judgments.passages.items()}
+    coordinates = scipy.sparse.coo_array(data.judgments.relevant).coords
+    queries = list(data.judgments.queries)
+    found = {(queries[row], names[column]) for row, column in zip(*coordinates, strict=True)}
+    own = {("d1", "d1"), ("d2", "d2")}
+    assert found == own | {(query, passage) for query in qrels for passage in qrels[query]}
+    assert {(row["query_id"], row["positive_id"]) for row in data.pairs} == found - own
+
+
+def test_what_is_mapped_with_another_separator_is_not_used_again(beir, tmp_path):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]
+    records = [{"_id": p.id, "title": p.title, "text": p.text} for p in titled]
+    write_records(folder / "corpus.jsonl", records)
+    settings = DataSettings(folder, "train", 0, "", 0, 0, seed=0)
+    for separator in (" ", "[SEP]", " "):
+        data = read_training(settings, tmp_path / "mapped", title_separator=separator)
+        assert dict(data.passages) == {p.id: f"{p.title}{separator}{p.text}" for p in titled}
+    assert len(list((tmp_path / "mapped").iterdir())) == 2
+
+
+def test_what_is_mapped_of_files_that_have_changed_is_not_used_again(beir, tmp_path):
+    """A kill may leave it before there are settings to compare."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    run = tmp_path / "run.trec"
+    settings = DataSettings(folder, "train", 0, str(run), 1, 9, seed=0)
+    queries, _ = read_split(folder, "train")
+    for name, text in (("d7", "one"), ("d8", "one"), ("d8", "two")):
+        write_run(run, {query: {name: 1.0} for query in queries})
+        write_records(
+            folder / "corpus.jsonl", [{"_id": p.id, "text": text} for p in read_corpus(beir)]
+        )
+        data = read_training(settings, tmp_path / "mapped")
+        assert {*data.passages.values()} == {text}
+        assert {*data.candidates["q1"]} == {name}
+
+
+def test_labels_lead_to_what_is_known():
+    qrels = {"q1": {"d3": 1}, "q2": {"d5": 2, "d3": 1}}
+    teacher = {"q1": {"d3": 4.0, "d6": -1.0}, "q2": {"d5": 3.0, "d7": 2.0}, "other": {"d9": 1.0}}
+    judgments = to_judgments(qrels, teacher)
+    data = make_data({"q1": ["d6", "d8"], "q2": ["d7"]}, 2, judgments=judgments)
+    labels = [row["label"] for row in rows(data, ("q2", "d3"), ("q1", "d3"))]
+    names = {number: passage for passage, number in judgments.passages.items()}
+    assert [row[0] for row in labels] == [judgments.queries["q2"], judgments.queries["q1"]]
+    assert [names[number] for number in labels[0][1:]] == ["d3", "d7", "d7"]
+    # Nothing is known of d8 and d9.
+    assert sorted(names.get(number, "") for number in labels[1][1:]) == ["", "d3", "d6"]
+    assert 0 not in names
+    assert set(names.values()) == {"d3", "d5", "d6", "d7"}
+
+    def cells(matrix):
+        matrix = scipy.sparse.coo_array(matrix)
+        queries = list(judgments.queries)
+        return {
+            (queries[row], names[column]): value
+            for row, column, value in zip(*matrix.coords, matrix.data, strict=True)
+        }
+
+    assert cells(judgments.relevant) == {("q1", "d3"): True, ("q2", "d5"): True, ("q2", "d3"): True}
+    assert judgments.relevant.dtype == np.bool_
+    assert cells(judgments.teacher) == {
+        ("q1", "d3"): 4.0,
+        ("q1", "d6"): -1.0,
+        ("q2", "d5"): 3.0,
+        ("q2", "d7"): 2.0,
+    }
+    assert to_judgments(qrels).teacher is None

@@ -9,7 +9,7 @@
 # make trackers     the tests of metrics in Weights & Biases and Trackio
 # make mteb         the tests of the example that evaluates by mteb, and of ir_datasets
 # make docs         build the documentation as a site in build/site, open it in Chromium, run the notebooks
-# make bench        measure and update the tables of benchmarks/README.md (an idle machine, 40 minutes)
+# make bench        measure and update the tables of benchmarks/README.md (an idle machine, 35 minutes)
 # make bench-gpu    measure everything on a GPU, in about ten minutes, without a network (make gpu-wheels before)
 # make plan-gpu     compile the training steps for GPUs that are not here, that of bench-gpu too (20 minutes)
 # make bench-tpu    measure everything on a TPU VM (tpu_scripts/bench.sh runs it there)
@@ -79,7 +79,7 @@ published: .venv/published
 	  --json_out=build/published/results.json $(if $(DATA),--data=$(DATA))
 
 bench: .venv/tools
-	for name in step memory input convert corpus hard_batches cluster; do \
+	for name in step memory input corpus cluster; do \
 	  $(BIN)/python -m benchmarks.$$name --json_out=benchmarks/results/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m benchmarks.results

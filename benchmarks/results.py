@@ -27,7 +27,6 @@ PAGES = (
             "results",
             "results_small",
             "scaling",
-            "search",
         )
     ),
 )

@@ -3,7 +3,7 @@
 python -m papers.abs_beam --config=configs/finetune.py:adaptive --workdir=runs/beam ...
 
 takes the flags of `cocondenser finetune`. Hard batches are made by `beam_batches` instead of the
-package's `greedy_batches`: on the pairs of benchmarks/hard_batches.py that takes eight times as
+package's `greedy_batches`: on random clustered pairs that takes eight times as
 long, and batches are at most 1 % harder.
 """
 

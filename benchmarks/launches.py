@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cocondenser_jax.model.attention import attend
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.encoder import float32_product
 from cocondenser_jax.plan.compiled import Launch, find_launches, n_launches, written_bytes
 from cocondenser_jax.plan.machines import Machine, find_machine, prepare_to_plan
 from cocondenser_jax.plan.plan import resolve_to_plan
@@ -83,11 +83,11 @@ def compare_attention(
         "JAX's": (_theirs, (n_spans, length, n_heads, size)),
     }
     lines = []
-    for name, (attend, shape) in layouts.items():
+    for name, (attention, shape) in layouts.items():
         array = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
-        def loss(arrays: Any, mask_BxL: jax.Array, attend: Any = attend) -> jax.Array:
-            return jnp.sum(attend(*arrays, mask_BxL).astype(jnp.float32) ** 2)
+        def loss(arrays: Any, mask_BxL: jax.Array, attention: Any = attention) -> jax.Array:
+            return jnp.sum(attention(*arrays, mask_BxL).astype(jnp.float32) ** 2)
 
         place = jax.sharding.SingleDeviceSharding(machine.devices[0])
         gradient = jax.jit(jax.grad(loss), in_shardings=place, out_shardings=place)
@@ -100,13 +100,10 @@ def compare_attention(
 def _ours(
     query_BxNxHxL: jax.Array, key_BxNxHxL: jax.Array, value_BxNxHxL: jax.Array, mask_BxL: jax.Array
 ) -> jax.Array:
-    """As `TransformerLayer._attend` has it between its linear maps."""
+    """As `TransformerLayer._attend` calls it."""
     query_BxNxHxL = query_BxNxHxL / jnp.sqrt(query_BxNxHxL.shape[2]).astype(query_BxNxHxL.dtype)
-    scores_BxNxLxL = float32_product("bnhq,bnhl->bnql", query_BxNxHxL, key_BxNxHxL)
-    least = jnp.finfo(jnp.float32).min
-    scores_BxNxLxL = jnp.where(mask_BxL[:, None, None], scores_BxNxLxL, least)
-    weights_BxNxLxL = jax.nn.softmax(scores_BxNxLxL, axis=-1).astype(query_BxNxHxL.dtype)
-    return jnp.einsum("bnql,bnhl->bnhq", weights_BxNxLxL, value_BxNxHxL)
+    visible_Bx1x1xL = mask_BxL[:, None, None]
+    return attend(query_BxNxHxL, key_BxNxHxL, value_BxNxHxL, visible_Bx1x1xL, None, None, 0.0)
 
 
 def _theirs(

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 
+from cocondenser_jax.model.attention import attend, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
+from cocondenser_jax.model.products import float32_product
 
 _FARTHEST = 128  # tokens: from there on all distances share a bucket of the relative bias
 
@@ -47,39 +49,6 @@ def _linear(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
     """Returns what all linear maps of a network have in common."""
     init = nn.initializers.normal(config.initializer_range)
     return {"use_bias": config.backbone.biases, "dtype": dtype, "kernel_init": init}
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def float32_product(subscripts: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    """Returns `jnp.einsum` of two arrays of one dtype, summed and kept in float32.
-
-    It takes products whose every axis is in two of the three arrays, with `->`. The gradient
-    multiplies in that dtype again, as every other product does. Without this rule the cotangent's
-    float32 would make both of its products float32 ones: on a GPU at half the speed, and from
-    copies of both arrays in float32. A TPU rounds what it multiplies either way.
-    """
-    return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.float32)
-
-
-def _float32_product_forward(
-    subscripts: str, left: jax.Array, right: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return float32_product(subscripts, left, right), (left, right)
-
-
-def _float32_product_backward(
-    subscripts: str, factors: tuple[jax.Array, jax.Array], cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    left, right = factors
-    left_axes, right_axes, out_axes = subscripts.replace("->", ",").split(",")
-    rounded = cotangent.astype(left.dtype)
-    return (
-        jnp.einsum(f"{out_axes},{right_axes}->{left_axes}", rounded, right),
-        jnp.einsum(f"{left_axes},{out_axes}->{right_axes}", left, rounded),
-    )
-
-
-float32_product.defvjp(_float32_product_forward, _float32_product_backward)
 
 
 @jax.checkpoint
@@ -298,15 +267,15 @@ class TransformerLayer(nn.Module):
             distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
             visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
 
-        scores_BxNxQxL = float32_product("bnhq,bnhl->bnql", query_BxNxHxQ, key_BxNxHxL)
-        if bias_BxNxQxL is not None:
-            scores_BxNxQxL += bias_BxNxQxL
-        scores_BxNxQxL = jnp.where(visible_Bx1xQxL, scores_BxNxQxL, jnp.finfo(jnp.float32).min)
-        weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(self.dtype)
-        seeds_BxN = fold_in(seeds_B, jnp.arange(config.num_attention_heads)[None])
-        seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
-        weights_BxNxQxL = dropout(weights_BxNxQxL, config.attention_probs_dropout_prob, seeds_BxNxQ)
-        context_BxNxHxQ = jnp.einsum("bnql,bnhl->bnhq", weights_BxNxQxL, value_BxNxHxL)
+        context_BxNxHxQ = attend(
+            query_BxNxHxQ,
+            key_BxNxHxL,
+            value_BxNxHxL,
+            visible_Bx1xQxL,
+            bias_BxNxQxL,
+            fold_in(head_seeds(seeds_B, config.num_attention_heads), numbers_BxQ[:, None]),
+            config.attention_probs_dropout_prob,
+        )
         context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
         return nn.Einsum(square, "bes,ed->bsd", name="output", **options)(context_BxDxQ)
 

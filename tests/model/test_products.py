@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cocondenser_jax.model.encoder import float32_product
+from cocondenser_jax.model.products import float32_product
 
 SCORES, LOGITS = "bnhq,bnhl->bnql", "sd,vd->sv"  # of attention, and of words
 

@@ -10,7 +10,18 @@ papers/. Their rows name functions of the modules below.
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import adapted, mini, minilm, proof, quickstart, settings, small, tuned
+from experiments import (
+    adapted,
+    design,
+    mini,
+    minilm,
+    proof,
+    quickstart,
+    settings,
+    small,
+    tuned,
+)
+from experiments.protocol import require_protocol
 from papers.program import Study, end_on_signals, run_program
 
 EXPERIMENTS = Study(
@@ -18,6 +29,7 @@ EXPERIMENTS = Study(
     folder=Path(__file__).parent,
     recipes={
         "adapted": adapted,
+        "design": design,
         "mini": mini,
         "minilm": minilm,
         "proof": proof,
@@ -28,6 +40,7 @@ EXPERIMENTS = Study(
     },
     example="ours/quickstart",
     workdir=Path("runs/experiments"),
+    begin=require_protocol,
 )
 
 

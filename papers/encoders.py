@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from papers import commands, models
 from papers.data import SECTIONS, STSBENCHMARK
-from papers.steps import Epochs, Step, best, label, most
+from papers.steps import Epochs, Step, best, choices, label, most
 
 
 class Task(NamedTuple):
@@ -93,7 +93,7 @@ def _encoder(task: Task, model: str, rows: int, epochs: Epochs) -> Step:
         [command],
         needs=[start, task.data],
         flop=(rows or task.n_rows) * most(epochs) * 3 * task.flop,
-        epochs=epochs,
+        choices=choices(epochs),
     )
 
 

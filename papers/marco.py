@@ -10,7 +10,7 @@ from cocondenser_jax.errors import lookup
 from papers import commands, costs, models, vectors
 from papers.commands import Settings
 from papers.data import MARCO_TRIPLES, MSMARCO, MSMARCO_UNTITLED
-from papers.steps import Epochs, Step, best, label, most
+from papers.steps import Epochs, Step, best, choices, label, most
 from papers.vectors import Passages, Search
 
 N_QUERIES = 502_939
@@ -140,7 +140,7 @@ def round1(model: str, queries: int = 0, epochs: Epochs = 3, passages: str = "ti
         settings,
     )
     flop = (queries or N_RELEVANT) * most(epochs) * 3 * EIGHT_PASSAGES
-    return trained._replace(step=trained.step._replace(flop=flop, epochs=epochs))
+    return trained._replace(step=trained.step._replace(flop=flop, choices=choices(epochs)))
 
 
 def _trained(

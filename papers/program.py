@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from cocondenser_jax.files.whole import write_json
 from papers import estimates
 from papers.gpus import on_gpus
 from papers.steps import (
-    Best,
     Command,
     Folders,
     Step,
@@ -46,6 +45,8 @@ class Study(NamedTuple):
     recipes: Recipes
     example: str  # a table
     workdir: Path  # where it works unless told otherwise
+    # Called with the name of a table before its rows are run; may refuse.
+    begin: Callable[[str, Folders], None] = lambda table, folders: None
 
 
 def run_program(study: Study, description: str, argv: Sequence[str] | None = None) -> None:
@@ -131,6 +132,7 @@ def _reproduce(study: Study, arguments: argparse.Namespace) -> None:
     require_data(steps)
     deletes = arguments.delete_embeddings
     estimates.require_room(folders.work, estimates.estimate(steps, folders), deletes=deletes)
+    study.begin(arguments.table, folders)
 
     def delete_embeddings() -> None:
         for folder in removable(wanted, folders) if deletes else ():
@@ -152,11 +154,10 @@ def _print_plan(table: Table, steps: Mapping[Path, Step], folders: Folders) -> N
         if note:
             print(f"# {note}")
     for step in steps.values():
-        if isinstance(step.epochs, Best):
-            tried = (f"{n}: {folders.result(one)}" for n, one in step.epochs.tried.items())
+        for choice in step.choices:
+            tried = (f"{value}: {folders.result(one)}" for value, one in choice.tried.items())
             print(
-                f"# $EPOCHS of the next command: of the best {step.epochs.metric}"
-                f" ({', '.join(tried)})"
+                f"# {choice} of the next command: of the best {choice.metric} ({', '.join(tried)})"
             )
         for command in step.commands:
             print(shlex.join(command))

@@ -19,17 +19,19 @@ Command = list[str]
 
 
 class Best(NamedTuple):
-    """The number of epochs with the best `metric`, and the steps that measure each number."""
+    """The value of a setting with the best `metric`, and the steps that measure each value."""
 
-    tried: Mapping[int, "Step"]
+    tried: Mapping[int | float, "Step"]
     metric: str
+    word: str  # stands for the value in a command, until these steps have run
 
     def __str__(self) -> str:
-        """Returns the word for the number in a command, until these steps have run."""
-        return "$EPOCHS"
+        """Returns the word."""
+        return self.word
 
 
 Epochs = int | Best
+EPOCHS = "$EPOCHS"
 
 
 class Step(NamedTuple):
@@ -47,7 +49,7 @@ class Step(NamedTuple):
     bytes: float = 0.0  # on disk
     is_temporary: bool = False  # whether it may go once what needs it is finished
     get: str = ""
-    epochs: Epochs = 0  # where they are chosen, $EPOCHS in the commands
+    choices: Sequence[Best] = ()  # whose words the commands have
 
     @property
     def result(self) -> str:
@@ -72,12 +74,17 @@ class Folders(NamedTuple):
 
 def best(measure: Callable[[int], Step], of: Iterable[int], metric: str) -> Best:
     """Chooses the number of epochs by what `measure` finds for each of those in `of`."""
-    return Best({number: measure(number) for number in of}, metric)
+    return Best({number: measure(number) for number in of}, metric, EPOCHS)
+
+
+def choices(*settings: object) -> list[Best]:
+    """Returns those of some settings that are chosen when a step runs."""
+    return [setting for setting in settings if isinstance(setting, Best)]
 
 
 def most(epochs: Epochs) -> int:
     """Returns the largest number of epochs that may be chosen."""
-    return epochs if isinstance(epochs, int) else max(epochs.tried)
+    return epochs if isinstance(epochs, int) else max(map(int, epochs.tried))
 
 
 def label(epochs: Epochs) -> str:
@@ -147,8 +154,7 @@ def _all_steps(wanted: Iterable[Step]) -> list[Step]:
 
 
 def _before(step: Step) -> Sequence[Step]:
-    tried = step.epochs.tried.values() if isinstance(step.epochs, Best) else ()
-    return [*step.needs, *tried]
+    return [*step.needs, *(one for choice in step.choices for one in choice.tried.values())]
 
 
 def require_data(steps: Mapping[Path, Step]) -> None:
@@ -172,9 +178,9 @@ def run_steps(
     require_data(steps)
 
     def run(step: Step, _: Path) -> None:
-        number = _best_number(step.epochs, folders) if isinstance(step.epochs, Best) else ""
+        chosen = {choice.word: _best_value(choice, folders) for choice in step.choices}
         for words in step.commands:
-            command = [word.replace("$EPOCHS", number) for word in words]
+            command = [_with_values(word, chosen) for word in words]
             if status := execute(command):
                 raise UserError(f"exit status {status}: {shlex.join(command)}")
 
@@ -183,9 +189,15 @@ def run_steps(
         after_each()
 
 
-def _best_number(epochs: Best, folders: Folders) -> str:
-    results = {number: read_json(folders.result(step)) for number, step in epochs.tried.items()}
-    return str(max(results, key=lambda n: means(results[n])[epochs.metric]))
+def _best_value(choice: Best, folders: Folders) -> str:
+    results = {value: read_json(folders.result(step)) for value, step in choice.tried.items()}
+    return str(max(results, key=lambda value: means(results[value])[choice.metric]))
+
+
+def _with_values(word: str, chosen: Mapping[str, str]) -> str:
+    for name, value in chosen.items():
+        word = word.replace(name, value)
+    return word
 
 
 def means(result: Mapping[str, Any]) -> Mapping[str, float]:

@@ -145,11 +145,12 @@ def _randomization_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, flo
     """Tests each metric's means over seeds, query by query; {} where there is nothing to test."""
     if not own or not others or own == others:
         return {}
-    differences = compare(_average_seeds(own), _average_seeds(others))
+    differences = compare(average_seeds(own), average_seeds(others))
     return {name: one["randomization_p"] for name, one in differences.items()}
 
 
-def _average_seeds(results: Sequence[Any]) -> dict[str, dict[str, float]]:
+def average_seeds(results: Sequence[Any]) -> dict[str, dict[str, float]]:
+    """Returns, by query, the means of metrics over results of `evaluate`, one for each seed."""
     by_seed = [result["per_query"] for result in results]
     return {
         query: {name: statistics.fmean(one[query][name] for one in by_seed) for name in metrics}

@@ -7,7 +7,7 @@ import click
 
 from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.settings import FINE_TUNING, load_config
-from papers.steps import Best, Folders, run_steps, unfinished
+from papers.steps import Folders, run_steps, unfinished
 from papers.tables import compare_goals, goals_of, load_tables
 from tests.papers.tiny_data import (
     FINE_TUNING_SCRIPTS,
@@ -59,7 +59,7 @@ def flags(command):
 
 def check_command(command):
     """Fails if a command cannot be typed, or its config not be loaded."""
-    command = [word.replace("$EPOCHS", "4") for word in command]
+    command = [word.replace("$EPOCHS", "4").replace("$RATE", "1e-4") for word in command]
     if command[0] == "python":
         assert command[1] == "-m"
         if command[2] in FINE_TUNING_SCRIPTS:
@@ -97,8 +97,8 @@ def check_steps(study):
         made[step.out, step.done] = commands
         _check_needs(step)
         waiting += step.needs
-        if isinstance(step.epochs, Best):
-            waiting += step.epochs.tried.values()
+        for choice in step.choices:
+            waiting += choice.tried.values()
 
 
 def _check_needs(step):

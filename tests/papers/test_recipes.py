@@ -8,7 +8,6 @@ import pytest
 from cocondenser_jax.settings import FINE_TUNING, load_config
 from papers import sentences
 from papers.reproduce import PAPERS
-from papers.steps import Best
 from papers.tables import load_tables
 from tests.papers.rows import FOLDERS, flags, goals, rows_of, steps, steps_of
 
@@ -148,13 +147,13 @@ def test_second_rounds_are_as_long_as_the_authors():
 def test_few_rows_are_trained_as_long_as_is_best_for_bert():
     seen = set()
     for path, step in STEPS.items():
-        is_chosen = isinstance(step.epochs, Best)
-        assert is_chosen == ("$EPOCHS" in str(step.commands))
-        if not is_chosen:
+        assert bool(step.choices) == ("$EPOCHS" in str(step.commands))
+        if not step.choices:
             continue
+        (chosen,) = step.choices
         (pattern,) = [p for p in CHOICES if fnmatch.fnmatch(str(path), f"W/{p}")]
-        assert list(step.epochs.tried) == CHOICES[pattern]
-        for epochs, one in step.epochs.tried.items():
+        assert list(chosen.tried) == CHOICES[pattern]
+        for epochs, one in chosen.tried.items():
             # Of BERT, of the same number of rows, on what is not tested.
             file = FOLDERS.result(one)
             name = path.parts[2].split("-")[1]

@@ -8,7 +8,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.compare.steps import SECONDS
 from papers.reproduce import PAPERS
-from papers.steps import Folders, Step, best, removable, run_steps, unfinished, within
+from papers.steps import Best, Folders, Step, best, removable, run_steps, unfinished, within
 from tests.papers import rows
 
 DATA = Step("$DATA/data", get="a library")
@@ -89,14 +89,16 @@ def test_a_folder_that_grows_is_a_step_until_it_is_done(folders):
     assert first() == folders.work / "model"
 
 
-def test_the_number_of_epochs_is_chosen_when_the_step_runs(folders):
+def test_settings_are_chosen_when_the_step_runs(folders):
     def tried(epochs):
         out = f"$WORK/of-bert-{epochs}.json"
         return Step(out, [["c", "try", f"{epochs}", out]])
 
     epochs = best(tried, of=(5, 10, 40), metric="M")
+    rate = Best({0.1: tried(5), 0.001: tried(40)}, "M", "$RATE")
     out = "$WORK/of-other-best"
-    train = Step(out, [["c", "train", f"--epochs={epochs}", out]], epochs=epochs)
+    command = ["c", "train", f"--epochs={epochs}", f"--rate={rate}", out]
+    train = Step(out, [command], choices=[epochs, rate])
     ran = []
 
     def execute(command):
@@ -110,7 +112,8 @@ def test_the_number_of_epochs_is_chosen_when_the_step_runs(folders):
         return 0
 
     run_steps(unfinished([train], folders), folders, execute)
-    assert ran == [*(["try", n] for n in ("5", "10", "40")), ["train", "--epochs=10"]]
+    tries = [["try", n] for n in ("5", "10", "40")]
+    assert ran == [*tries, ["train", "--epochs=10", "--rate=0.001"]]
 
 
 def test_temporary_results_go_when_nothing_needs_them(folders):

@@ -1,0 +1,98 @@
+"""Tests differences between arms that were planned before any was measured.
+
+  python -m experiments.planned --metric=MRR@10 --out=FOLDER \
+    --test=A2-A1-100:A2-0.json,A2-1.json:A1-0.json,A1-1.json
+
+A test names itself, the results of one arm by seed, and those of the other, as `evaluate` wrote
+them. FOLDER/NAME.json gets the difference of the means with its 95 % interval, and p, corrected for
+the number of tests (Holm).
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cocondenser_jax.cli.output import print_table
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import new_folder, read_json, write_json
+from cocondenser_jax.retriever.data.significance import compare, correct, format_p
+from papers.tables import average_seeds
+
+
+class Planned(NamedTuple):
+    """Two arms to compare, each by its results."""
+
+    name: str
+    arm: Sequence[Mapping[str, Any]]
+    other: Sequence[Mapping[str, Any]]
+
+
+def run_tests(tests: Sequence[Planned], metric: str) -> dict[str, dict[str, float]]:
+    """Compares means over seeds, question by question; see `significance.compare` for the tests.
+
+    Returns:
+      By test: `difference`, `from` and `to` of its interval, `p` and `corrected_p`.
+    """
+    compared = {
+        test.name: compare(average_seeds(test.arm), average_seeds(test.other))[metric]
+        for test in tests
+    }
+    p_values = {name: one["randomization_p"] for name, one in compared.items()}
+    corrected = correct(p_values)
+    return {
+        name: {
+            "difference": one["difference"],
+            "from": one["interval"][0],
+            "to": one["interval"][1],
+            "p": p_values[name],
+            "corrected_p": corrected[name],
+        }
+        for name, one in compared.items()
+    }
+
+
+def _read_test(text: str) -> Planned:
+    name, *files = text.split(":")
+    if len(files) != 2:
+        raise UserError(f"--test is {text!r}: expected NAME:FILE,...:FILE,...")
+    arm, other = ([read_json(Path(file)) for file in group.split(",")] for group in files)
+    return Planned(name, arm, other)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--metric", required=True)
+    parser.add_argument("--test", action="append", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; a UserError is one line and exit status 2."""
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    try:
+        found = run_tests([_read_test(text) for text in given.test], given.metric)
+        with new_folder(given.out) as folder:
+            for name, one in found.items():
+                write_json(folder / f"{name}.json", one)
+    except UserError as error:
+        parser.exit(2, f"planned: {error}\n")
+    lines = [
+        [
+            name,
+            *(f"{one[key]:+.4f}" for key in ("difference", "from", "to")),
+            format_p(one["p"]),
+            format_p(one["corrected_p"], len(found)),
+        ]
+        for name, one in found.items()
+    ]
+    print_table(("", "difference", "from", "to", "p", "corrected p"), lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The protocol of a study that was written down before it ran, and its checksum.
+
+A .yaml file of experiments/ may declare a `protocol`. Every row of its tables that was measured
+names the protocol's checksum, and so does the working folder. Where either names another one,
+nothing is added: what was measured by different rules cannot stand in one table.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import read_object, write_json
+from papers.steps import Folders
+from papers.tables import load_files
+
+FOLDER = Path(__file__).parent
+
+
+def checksum(protocol: Mapping[str, Any]) -> str:
+    """Returns 12 hexadecimal digits of the SHA-256 of a protocol's values, in any order."""
+    text = json.dumps(protocol, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def require_protocol(table: str, folders: Folders, folder: Path = FOLDER) -> None:
+    """Records the protocol of a table's file in the working folder; refuses another one.
+
+    Args:
+      table: its name, such as `design/arms`; tables of files without a protocol pass.
+      folders: `design/protocol.json` in the working folder has what was begun by.
+      folder: of the .yaml files.
+
+    Raises:
+      UserError: if a row, or what lies in the working folder, was measured by another protocol.
+    """
+    study = table.partition("/")[0]
+    content = load_files(folder)[study]
+    if "protocol" not in content:
+        return
+    current = checksum(content["protocol"])
+    for name, of_table in content["tables"].items():
+        for row, figures in of_table["rows"].items():
+            _require_same(f"row {row!r} of {study}/{name}", figures.get("protocol"), current)
+    file = folders.work / study / "protocol.json"
+    begun = read_object(file, {})
+    _require_same(f"{file.parent}", begun.get("sha256"), current)
+    if not begun:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"sha256": current, **content["protocol"]})
+
+
+def _require_same(what: str, recorded: str | None, current: str) -> None:
+    if recorded not in (None, current):
+        raise UserError(
+            f"{what} was measured by protocol {recorded}, which is now {current}: restore it, or"
+            " begin again with another --workdir and without the old rows"
+        )

@@ -41,7 +41,7 @@ from cocondenser_jax.pipelines.proposals import propose_pretraining, with_overri
 from cocondenser_jax.pretrain.devices import batch_gradient, mapped_step, replicate
 from cocondenser_jax.pretrain.experiment import Experiment, resolve
 from cocondenser_jax.pretrain.optimizer import AdamW
-from cocondenser_jax.pretrain.step import LossSettings, StepSettings, initial_state
+from cocondenser_jax.pretrain.step import LossSettings, StepSettings, initial_state, new_memory
 
 SCALE = 20.0  # of cosines, in their loss
 TOLERANCE = 1e-4  # of loss and gradient norm, relative
@@ -184,7 +184,8 @@ def flax_side(config: ModelConfig, settings: StepSettings, params: Any) -> Train
     """Returns our step, on one device."""
     devices = jax.local_devices()[:1]
     step = mapped_step(config, settings, devices)
-    state = replicate(initial_state(params, settings.optimizer), devices)
+    memory = new_memory(config, settings.loss)
+    state = replicate(initial_state(params, settings.optimizer, memory), devices)
 
     def train_step(batch: Batch) -> None:
         nonlocal state

@@ -250,7 +250,7 @@ def ready_step(
     from cocondenser_jax.pretrain.devices import mapped_step, prepare_libtpu, replicate
     from cocondenser_jax.pretrain.experiment import resolve_without_store
     from cocondenser_jax.pretrain.objectives import OBJECTIVES
-    from cocondenser_jax.pretrain.step import initial_state
+    from cocondenser_jax.pretrain.step import initial_state, new_memory
 
     prepare_libtpu()
     config = default.get_config().unlock()
@@ -264,7 +264,8 @@ def ready_step(
     batch = Batch(**np.load(folder / "batch.npz"))
     settings = resolve_without_store(config, 4, loaded.vocab_size, loaded.pad_token_id).step
     step = mapped_step(loaded, settings, devices)
-    return step, replicate(initial_state(params, settings.optimizer), devices), batch
+    state = initial_state(params, settings.optimizer, new_memory(loaded, settings.loss))
+    return step, replicate(state, devices), batch
 
 
 def matmul_flops(width: int, dtype: str, n_devices: int = 1) -> float:

@@ -15,14 +15,17 @@ import optax
 import cocondenser_jax as cj
 
 
-def info_nce(vectors_SxD: jax.Array, temperature: float = 0.05) -> jax.Array:
-    """Returns the cross-entropy of cosines: spans 2i and 2i + 1 come from one document."""
+def info_nce(vectors_SxD: jax.Array, temperature: float = 0.05) -> tuple[jax.Array, tuple]:
+    """Returns the cross-entropy of cosines: spans 2i and 2i + 1 come from one document.
+
+    It remembers nothing for the next batch.
+    """
     unit_SxD = vectors_SxD / jnp.linalg.norm(vectors_SxD, axis=1, keepdims=True)
     cosines_SxS = unit_SxD @ unit_SxD.T
     n_spans = len(vectors_SxD)
     logits_SxS = jnp.where(jnp.eye(n_spans, dtype=bool), -jnp.inf, cosines_SxS / temperature)
     positive_S = jnp.arange(n_spans) ^ 1
-    return optax.softmax_cross_entropy_with_integer_labels(logits_SxS, positive_S).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits_SxS, positive_S).mean(), ()
 
 
 def train(store: cj.TokenStore, *, n_steps: int, n_documents: int, chunk_size: int) -> list[float]:
@@ -46,7 +49,7 @@ def train(store: cj.TokenStore, *, n_steps: int, n_documents: int, chunk_size: i
     @jax.jit
     def step(params: optax.Params, state: optax.OptState, batch: cj.Batch) -> tuple:
         chunks = jax.tree.map(lambda x: x.reshape(-1, chunk_size, *x.shape[1:]), batch)
-        loss, _, grads = cj.loss_gradient(
+        loss, _, _, grads = cj.loss_gradient(
             params, chunks, forward=forward, encode=encode, contrast=info_nce
         )
         updates, state = optimizer.update(grads, state, params)

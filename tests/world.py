@@ -161,7 +161,7 @@ def write_run(folder, model_config, params, tokenizer_folder):
     run = {"config": {}, "model": model_config.to_dict()}
     (folder / "run.json").write_text(json.dumps(run))
     save_file(named_arrays(params), checkpoint / "params.safetensors")
-    (checkpoint / "state.json").write_text(json.dumps({"step": 0, "skipped": 0, "probe": {}}))
+    (checkpoint / "probe.json").write_text("{}")
     write_checksums(checkpoint)
 
 

@@ -80,7 +80,7 @@ def plan_step(
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
-    state = state_shapes(model_config, settings.optimizer)
+    state = state_shapes(model_config, settings)
     work = step_work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
     chunk_size = settings.loss.chunk_size or n_spans
     facts = {

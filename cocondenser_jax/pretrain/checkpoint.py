@@ -2,10 +2,10 @@
 
 docs/architecture.md lists its files. A checkpoint is a folder `checkpoints/<step>`:
 
-    params.safetensors     the parameters
-    optimizer.safetensors  the state of the optimizer
-    state.json             the step, how many steps were skipped, what the probe measured after it
-    sha256.json            the checksums of the others
+    params.safetensors  the parameters
+    state.safetensors   all other fields of the state, by their names
+    probe.json          what the probe measured after the step
+    sha256.json         the checksums of the others
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -65,7 +64,9 @@ PROBE_CRITERIA = ("ndcg_at_10", "positive_mrr", "mlm_loss")
 
 # Of a step: what the probe measured, by the names that are logged.
 ProbeValues = Mapping[str, float]
-_STATE = "state.json"
+_PARAMS = "params.safetensors"
+_OTHERS = "state.safetensors"
+_PROBE = "probe.json"
 
 
 class BestProbe(NamedTuple):
@@ -134,11 +135,11 @@ def checkpoint_writer(
       UserError: when the next state is saved, or at the end, if the last one could not be.
     """
 
-    def write(arrays: dict[str, dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
-        with new_folder(workdir / "checkpoints" / str(facts["step"])) as folder:
+    def write(step: int, arrays: Mapping[str, Any], probe_values: ProbeValues) -> None:
+        with new_folder(workdir / "checkpoints" / str(step)) as folder:
             for name, tensors in arrays.items():
-                save_file(tensors, folder / f"{name}.safetensors")
-            write_json(folder / _STATE, facts)
+                save_file(tensors, folder / name)
+            write_json(folder / _PROBE, probe_values)
             write_checksums(folder)
         best = best_probe(saved_probes(workdir))
         for earlier, folder in list(_checkpoints(workdir).items())[:-keep]:
@@ -155,11 +156,10 @@ def checkpoint_writer(
             if step not in _checkpoints(workdir):
                 # Copied, for the next step overwrites the state.
                 arrays = {
-                    "params": named_arrays(state.params),
-                    "optimizer": named_arrays(state.optimizer_state),
+                    _PARAMS: named_arrays(state.params),
+                    _OTHERS: named_arrays(state._replace(params=())),
                 }
-                facts = {"step": step, "skipped": int(state.skipped), "probe": dict(probe_values)}
-                last = pool.submit(write, arrays, facts)
+                last = pool.submit(write, step, arrays, dict(probe_values))
 
         yield save
         last.result()
@@ -175,8 +175,8 @@ def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
     """Returns what the probe measured of each checkpoint that is there, by step."""
     probes = {}
     for step, folder in _checkpoints(workdir).items():
-        with contextlib.suppress(UserError, KeyError):  # it is damaged: no other command needs it
-            probes[step] = read_object(folder / _STATE)["probe"]
+        with contextlib.suppress(UserError):  # it is damaged: no other command needs it
+            probes[step] = read_object(folder / _PROBE)
     return probes
 
 
@@ -286,20 +286,14 @@ def _path_name(path: Any) -> str:
 
 def _read_state(folder: Path, like: TrainState) -> TrainState:
     params = _read_params(folder, like.params)
-    optimizer_state = read_arrays(folder / "optimizer.safetensors", like.optimizer_state)
-    facts = read_object(folder / _STATE)
-    return TrainState(
-        step=jnp.int32(facts["step"]),
-        params=params,
-        optimizer_state=optimizer_state,
-        skipped=jnp.int32(facts["skipped"]),
-    )
+    state: TrainState = read_arrays(folder / _OTHERS, like._replace(params=()))
+    return state._replace(params=params)
 
 
 def _read_params(folder: Path, like: Any) -> Any:
     """Reads the parameters of a checkpoint, and checks all its files."""
     require_intact(folder)
-    return read_arrays(folder / "params.safetensors", like)
+    return read_arrays(folder / _PARAMS, like)
 
 
 def _checkpoints(workdir: Path) -> dict[int, Path]:

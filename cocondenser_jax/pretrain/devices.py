@@ -26,6 +26,7 @@ from cocondenser_jax.pretrain.step import (
     TrainState,
     forward_sums,
     loss_and_gradient,
+    new_memory,
     split_rows,
     state_shapes,
     train_step,
@@ -169,7 +170,7 @@ def compile_step(
     """
     zeros = Batch.zeros(spec.n_rows, spec.length, spec.n_slots)
     batch = jax.eval_shape(functools.partial(split_rows, n_parts=len(devices)), zeros)
-    state = state_shapes(model_config, settings.optimizer)
+    state = state_shapes(model_config, settings)
     step = functools.partial(train_step, model_config, settings)
     return _pmap(step, devices, donate=True).lower(state, batch).compile(options)
 
@@ -200,8 +201,13 @@ def batch_gradient(
 
 @functools.lru_cache(maxsize=8)  # else every call would be compiled anew
 def _mapped_gradient(model_config: ModelConfig, settings: LossSettings) -> Any:
-    gradient = functools.partial(loss_and_gradient, model_config, settings, step=jnp.int32(0))
-    return _pmap(lambda params, batch: gradient(params, batch=batch), jax.local_devices()[:1])
+    memory = new_memory(model_config, settings)
+
+    def gradient(params: Any, batch: Batch) -> tuple[Metrics, Any]:
+        step = jnp.int32(0)
+        return loss_and_gradient(model_config, settings, params, memory, step, batch)[:2]
+
+    return _pmap(gradient, jax.local_devices()[:1])
 
 
 def _pmap(

@@ -23,7 +23,7 @@ Sums = dict[str, Float[Array, ""]]  # scalars to be added up over chunks
 # Representations may have several axes: a vector for each token, say.
 Encode = Callable[[Params, Chunk], Float[Array, "B ..."]]
 OnChunk = Callable[[Callable[[Chunk], Any], Chunk], Any]
-Contrast = Callable[[Float[Array, "S ..."]], Float[Array, ""]]
+Contrast = Callable[[Float[Array, "S ..."]], tuple[Float[Array, ""], Any]]
 Forward = Callable[[Params, Chunk], tuple[Float[Array, "B ..."], Float[Array, ""], Sums]]
 
 
@@ -35,7 +35,7 @@ def loss_gradient(
     encode: Encode,
     contrast: Contrast | None,
     on_chunk: OnChunk = lambda function, chunk: function(chunk),
-) -> tuple[Float[Array, ""], Sums, Params]:
+) -> tuple[Float[Array, ""], Any, Sums, Params]:
     """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
 
     With a single chunk, one direct pass does the same for less work; without `contrast` there is no
@@ -48,33 +48,37 @@ def loss_gradient(
         The own losses are added up over the chunks: a mean over a batch is a sum divided by the
         examples of the batch, not of the chunk.
       encode: (params, chunk) to the same representations, with the same dropout, and nothing else.
-      contrast: representations of all chunks [chunks * examples, size] to a scalar. It may gather
-        from other devices; the gradient then holds their contributions to these representations.
+      contrast: representations of all chunks [chunks * examples, size] to a scalar, and anything
+        else: what a loss remembers for the next batch, or `()`. It may gather from other devices;
+        the gradient then holds their contributions to these representations.
       on_chunk: calls a function on one of several chunks, and may change the chunk's arrays first
         if no result changes, such as dropping common padding.
 
     Returns:
-      The value of `contrast` (0 without), the sums added up over chunks, and the gradient. The
-      chunks' own losses are in neither of the first two, unless `forward` has them among its sums.
+      The value of `contrast` and what else it returns (0 and `()` without), the sums added up over
+      chunks, and the gradient. The chunks' own losses are in neither value nor sums, unless
+      `forward` has them among its sums.
     """
-    value = jnp.zeros(())
+    value: Float[Array, ""] = jnp.zeros(())
+    others: Any = ()
     cotangents_CxBxD: Float[Array, "C B ..."] | None = None
     if jax.tree.leaves(chunks)[0].shape[0] == 1:
         chunk = jax.tree.map(lambda x: x[0], chunks)
 
-        def direct(params: Params) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Sums]]:
+        def direct(params: Params) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Any, Sums]]:
             reps_BxD, loss, sums = forward(params, chunk)
-            contrasted = contrast(reps_BxD) if contrast else value
-            return contrasted + loss, (contrasted, sums)
+            contrasted, after = contrast(reps_BxD) if contrast else (value, others)
+            return contrasted + loss, (contrasted, after, sums)
 
-        grads, (value, sums) = jax.grad(direct, has_aux=True)(params)
-        return value, sums, grads
+        grads, (contrasted, after, sums) = jax.grad(direct, has_aux=True)(params)
+        return contrasted, after, sums, grads
 
     if contrast:
         encode_chunk = functools.partial(encode, params)
         reps_CxBxD = jax.lax.map(lambda chunk: on_chunk(encode_chunk, chunk), chunks)
         flat = (-1, *reps_CxBxD.shape[2:])
-        value, cotangents_AxD = jax.value_and_grad(contrast)(reps_CxBxD.reshape(flat))
+        with_gradient = jax.value_and_grad(contrast, has_aux=True)
+        (value, others), cotangents_AxD = with_gradient(reps_CxBxD.reshape(flat))
         cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
 
     def surrogate(
@@ -94,4 +98,4 @@ def loss_gradient(
 
     zeros = jax.tree.map(jnp.zeros_like, params)
     grads, sums_C = jax.lax.scan(step, zeros, (chunks, cotangents_CxBxD))
-    return value, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads
+    return value, others, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads

@@ -46,6 +46,7 @@ from cocondenser_jax.pretrain.step import (
     TrainState,
     check_batch,
     initial_state,
+    new_memory,
     state_shapes,
 )
 from cocondenser_jax.pretrain.warm_start import first_model
@@ -179,19 +180,20 @@ def _open_run(
     params: Any | None,
 ) -> TrainState:
     """Opens the run folder; returns the state of `params`, else of the newest checkpoint."""
-    optimizer = experiment.step.optimizer
-    state = state_shapes(model_config, optimizer)
+    settings = experiment.step
+    state = state_shapes(model_config, settings)
     if hosts.is_first():
         checkpoint.open_run(workdir, experiment, model_config, store)
         if params is None:
             state = checkpoint.restore_latest(workdir, state)
         else:
-            state = initial_state(params, optimizer)
+            memory = new_memory(model_config, settings.loss)
+            state = initial_state(params, settings.optimizer, memory)
     state = hosts.from_first(state)
-    if int(state.skipped) > experiment.step.skip_nonfinite:
+    if int(state.skipped) > settings.skip_nonfinite:
         raise UserError(
             f"this run has left out {int(state.skipped)} steps that were not finite, but"
-            f" config.train.skip_nonfinite is {experiment.step.skip_nonfinite}"
+            f" config.train.skip_nonfinite is {settings.skip_nonfinite}"
         )
     return state
 

@@ -77,6 +77,30 @@ def inverse_cloze_sum(
     return jnp.sum(_positive_loss(logits_IxA, allowed_IxA, own_I))
 
 
+# What a contrastive loss keeps from step to step: a tree of arrays, the same on every device.
+Memory = Any
+# Vectors and origins of a device's rows, the memory before a step, mapped axis and scale to the sum
+# of a loss and the memory after the step. No gradient goes through a memory.
+Contrast = Callable[
+    [Float[Array, "S D"], Int[Array, "S 2"], Memory, str, float], tuple[Float[Array, ""], Memory]
+]
+
+
+def without_memory(loss_sum: Callable[..., Float[Array, ""]]) -> Contrast:
+    """Returns the contrast whose sum is that of `loss_sum`, a function of all but the memory."""
+
+    def contrast(
+        vectors_SxD: Float[Array, "S D"],
+        origins_Sx2: Int[Array, "S 2"],
+        memory: Memory,
+        axis_name: str,
+        scale: float,
+    ) -> tuple[Float[Array, ""], Memory]:
+        return loss_sum(vectors_SxD, origins_Sx2, axis_name, scale), memory
+
+    return contrast
+
+
 class Objective(NamedTuple):
     """What is learned from what."""
 
@@ -84,10 +108,10 @@ class Objective(NamedTuple):
     predicts_tokens: bool = False  # whether tokens are masked and predicted
     has_head: bool = False  # whether a Condenser head predicts them, too
     n_copies: int = 1  # rows of a span: the head reads the embeddings of the second
-    # Vectors and origins of a device's rows, mapped axis and scale to the sum of a loss, and for
-    # how many rows of an example it is summed.
-    contrast: Callable[[jax.Array, jax.Array, str, float], jax.Array] | None = None
-    n_contrasted: int = 0
+    contrast: Contrast | None = None
+    n_contrasted: int = 0  # rows of an example for which it is summed
+    # From the size of the vectors to the memory before the first step.
+    new_memory: Callable[[int], Memory] = lambda size: ()
 
 
 # The names of `config.train.objective`.
@@ -107,13 +131,13 @@ OBJECTIVES = {
     "cocondenser": Objective(
         predicts_tokens=True,
         has_head=True,
-        contrast=corpus_contrastive_sum,
+        contrast=without_memory(corpus_contrastive_sum),
         n_contrasted=2,
     ),
     # Its ablation without masked tokens.
-    "contrastive": Objective(contrast=corpus_contrastive_sum, n_contrasted=2),
+    "contrastive": Objective(contrast=without_memory(corpus_contrastive_sum), n_contrasted=2),
     # Lee et al., arXiv 1906.00300.
-    "ict": Objective(example="cloze", contrast=inverse_cloze_sum, n_contrasted=1),
+    "ict": Objective(example="cloze", contrast=without_memory(inverse_cloze_sum), n_contrasted=1),
 }
 
 

@@ -20,7 +20,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.model.vectors import cut
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
-from cocondenser_jax.pretrain.objectives import OBJECTIVES, Objective, masked_lm_sum
+from cocondenser_jax.pretrain.objectives import OBJECTIVES, Memory, Objective, masked_lm_sum
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
@@ -59,6 +59,7 @@ class TrainState(NamedTuple):
     params: Any
     optimizer_state: Any
     skipped: Int[Array, ""]  # int32 scalar, those of them whose loss or gradient was not finite
+    memory: tuple[Memory, ...]  # of the contrastive loss, for each size of the vectors
 
 
 Metrics = dict[str, Shaped[Array, ""]]
@@ -69,26 +70,28 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Makes one step on a device's part of the batch; to be mapped with the axis name `AXIS`.
 
-    A step whose loss or gradient is not finite changes neither parameters nor optimizer. After more
-    than `skip_nonfinite` of them the state is frozen: the host finds out one step later and still
-    has the state from before the step that exceeded the limit.
+    A step whose loss or gradient is not finite changes neither parameters, optimizer nor memory.
+    After more than `skip_nonfinite` of them the state is frozen: the host finds out one step later
+    and still has the state from before the step that exceeded the limit.
     """
-    losses, grads = loss_and_gradient(model_config, settings.loss, state.params, state.step, batch)
+    losses, grads, remembered = loss_and_gradient(
+        model_config, settings.loss, state.params, state.memory, state.step, batch
+    )
     gradient_norm = optax.global_norm(grads)
     finite = jnp.isfinite(losses["loss"]) & jnp.isfinite(gradient_norm)
     skipped = state.skipped + (~finite).astype(jnp.int32)
     halted = skipped > settings.skip_nonfinite
 
-    def update() -> tuple[Any, Any]:
+    def update() -> tuple[Any, Any, tuple[Memory, ...]]:
         clipped = clip(grads, gradient_norm, settings.optimizer.clip_norm)
         updates, optimizer_state = make_optimizer(settings.optimizer).update(
             clipped, state.optimizer_state, state.params
         )
-        return optax.apply_updates(state.params, updates), optimizer_state
+        return optax.apply_updates(state.params, updates), optimizer_state, remembered
 
     # A branch: to choose element by element, XLA for CPUs would copy both moments first.
-    params, optimizer_state = jax.lax.cond(
-        finite & ~halted, update, lambda: (state.params, state.optimizer_state)
+    params, optimizer_state, memory = jax.lax.cond(
+        finite & ~halted, update, lambda: (state.params, state.optimizer_state, state.memory)
     )
     metrics = {
         **losses,
@@ -102,6 +105,7 @@ def train_step(
         params=params,
         optimizer_state=optimizer_state,
         skipped=skipped,
+        memory=memory,
     )
     return state, metrics
 
@@ -110,10 +114,11 @@ def loss_and_gradient(
     model_config: ModelConfig,
     settings: LossSettings,
     params: Any,
+    memory: tuple[Memory, ...],
     step: Int[Array, ""],
     batch: Batch,
-) -> tuple[Metrics, Any]:
-    """Returns the losses of the whole batch and their gradient, the same on every device.
+) -> tuple[Metrics, Any, tuple[Memory, ...]]:
+    """Returns losses of the whole batch, gradient and new memory, the same on every device.
 
     L = mlm_weight * L_mlm + L_co, or what the objective has of the two. L_mlm is the head's
     masked-token loss plus, with `late_mlm`, the backbone's, each averaged over all tokens of the
@@ -146,22 +151,28 @@ def loss_and_gradient(
     order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
     place_S = jnp.argsort(order_S)
 
-    def contrast(in_order_SxD: Float[Array, "S D"]) -> Float[Array, ""]:
+    def contrast(
+        in_order_SxD: Float[Array, "S D"],
+    ) -> tuple[Float[Array, ""], tuple[Memory, ...]]:
         assert objective.contrast is not None
         n_contrasted = n_spans // 2 * objective.n_contrasted
         vectors_SxD = in_order_SxD[place_S]
         representation = model_config.representation
         origins_Sx2 = jnp.asarray(batch.origins_Sx2)
+        scale = representation.score_scale
         total = jnp.zeros(())
-        for size in representation.sizes or (model_config.vector_size,):
+        remembered = []
+        for size, before in zip(_sizes(model_config), memory, strict=True):
             cut_SxD = cut(vectors_SxD, size, representation.similarity)
-            total += objective.contrast(cut_SxD, origins_Sx2, AXIS, representation.score_scale)
-        return total / n_contrasted
+            loss, after = objective.contrast(cut_SxD, origins_Sx2, before, AXIS, scale)
+            total += loss
+            remembered.append(after)
+        return total / n_contrasted, tuple(remembered)
 
     seeds_S = _dropout_seeds(model_config, settings.seed, step, n_local)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
     fractions = LENGTH_FRACTIONS if objective.predicts_tokens else ENCODER_LENGTH_FRACTIONS
-    contrastive_loss, sums, grads = loss_gradient(
+    contrastive_loss, remembered, sums, grads = loss_gradient(
         params,
         split_rows(in_order, n_local // (settings.chunk_size or n_local)),
         forward=_make_forward(objective, model, weigh),
@@ -180,7 +191,12 @@ def loss_and_gradient(
     }
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
-    return losses, grads
+    return losses, grads, remembered
+
+
+def _sizes(model_config: ModelConfig) -> tuple[int, ...]:
+    """Returns the sizes of the vectors that a contrastive loss trains."""
+    return model_config.representation.sizes or (model_config.vector_size,)
 
 
 def _split_copies(objective: Objective, rows: Any) -> list[Any]:
@@ -304,8 +320,15 @@ def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: in
         )
 
 
-def initial_state(params: Any, optimizer: AdamW) -> TrainState:
-    """Returns the state before the first step."""
+def new_memory(model_config: ModelConfig, settings: LossSettings) -> tuple[Memory, ...]:
+    """Returns what the contrastive loss remembers before the first step."""
+    objective: Objective = lookup(OBJECTIVES, settings.objective, "objective")
+    sizes = _sizes(model_config) if objective.contrast else ()
+    return tuple(objective.new_memory(size) for size in sizes)
+
+
+def initial_state(params: Any, optimizer: AdamW, memory: tuple[Memory, ...]) -> TrainState:
+    """Returns the state before the first step, with what `new_memory` gives."""
     params = jax.tree.map(jnp.asarray, params)
     optimizer_state = jax.jit(make_optimizer(optimizer).init)(params)
     return TrainState(
@@ -313,13 +336,18 @@ def initial_state(params: Any, optimizer: AdamW) -> TrainState:
         params=params,
         optimizer_state=optimizer_state,
         skipped=jnp.int32(0),
+        memory=memory,
     )
 
 
-def state_shapes(model_config: ModelConfig, optimizer: AdamW) -> TrainState:
+def state_shapes(model_config: ModelConfig, settings: StepSettings) -> TrainState:
     """Returns a state of shapes and dtypes, without arrays."""
-    state = jax.eval_shape(lambda: initial_state(init_params(model_config, 0), optimizer))
-    return cast(TrainState, state)
+
+    def state() -> TrainState:
+        memory = new_memory(model_config, settings.loss)
+        return initial_state(init_params(model_config, 0), settings.optimizer, memory)
+
+    return cast(TrainState, jax.eval_shape(state))
 
 
 def split_rows(tree: Any, n_parts: int) -> Any:

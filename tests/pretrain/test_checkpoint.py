@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import manifest_checksum, open_store
@@ -39,6 +39,7 @@ def state_of(step):
         params=w,
         optimizer_state=m,
         skipped=np.int32(1),
+        memory=({"queue": values + 2},),
     )  # type: ignore[arg-type]
 
 
@@ -67,7 +68,7 @@ def flip_a_bit(folder):
 
 
 def truncate(folder):
-    path = folder / "optimizer.safetensors"
+    path = folder / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -81,12 +82,12 @@ def spoil_the_checksums(folder):
 
 def half_deleted_without_checksums(folder):
     (folder / "sha256.json").unlink()
-    (folder / "optimizer.safetensors").unlink()
+    (folder / "state.safetensors").unlink()
 
 
 def forget_a_skipped_step(folder):
-    path = folder / "state.json"
-    path.write_text(path.read_text().replace('"skipped": 1', '"skipped": 0'))
+    path = folder / "state.safetensors"
+    save_file(load_file(path) | {"skipped": np.array(0, np.int32)}, path)
 
 
 DAMAGES = (
@@ -145,7 +146,7 @@ def test_damage_by_command_line(config, tmp_path, capsys):
     model_config = model_of(config, store)
     checkpoint.open_run(run, resolve(config, store), model_config, store)
     with checkpoint.checkpoint_writer(run, keep=2) as save:
-        state = initial_state(init_params(model_config, 0), step_of(config, 6).optimizer)
+        state = initial_state(init_params(model_config, 0), step_of(config, 6).optimizer, ())
         for step in (2, 4):
             save(state._replace(step=jnp.int32(step)), {})
 

@@ -15,7 +15,7 @@ def contrast(reps):
     rows = jnp.arange(len(reps))
     origins = jnp.stack([rows // 2, rows], axis=1)  # of each pair a document, and all texts differ
     loss = jax.vmap(lambda x: corpus_contrastive_sum(x, origins, "d"), axis_name="d")
-    return loss(reps[None])[0]
+    return loss(reps[None])[0], jnp.mean(reps, axis=0)
 
 
 def encode(params, chunk):
@@ -30,7 +30,7 @@ def forward(params, chunk):
 
 def whole_loss(params, inputs, contrastive):
     reps, own, _ = forward(params, inputs)
-    return own + (contrast(reps) if contrastive else 0.0)
+    return own + (contrast(reps)[0] if contrastive else 0.0)
 
 
 def test_representations_of_several_axes_stay_whole():
@@ -41,15 +41,17 @@ def test_representations_of_several_axes_stay_whole():
 
     def best_matches(reps_SxLxD):
         matches_SxS = jnp.einsum("aid,bjd->abij", reps_SxLxD, reps_SxLxD).max(3).sum(2)
-        return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(matches_SxS)))
+        return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(matches_SxS))), ()
 
     def alone(params, chunk):
         return encode(params, chunk), jnp.zeros(()), {}
 
-    value, _, grads = loss_gradient(
+    value, _, _, grads = loss_gradient(
         params, chunks, forward=alone, encode=encode, contrast=best_matches
     )
-    whole = jax.value_and_grad(lambda params: best_matches(encode(params, chunks.reshape(8, 6, 3))))
+    whole = jax.value_and_grad(
+        lambda params: best_matches(encode(params, chunks.reshape(8, 6, 3)))[0]
+    )
     expected_value, expected = whole(params)
     assert float(value) == pytest.approx(float(expected_value), rel=1e-5)
     for name in params:
@@ -75,7 +77,7 @@ def test_any_cut_gives_the_gradient_of_the_whole(
     chunks = rng.normal(size=(n_chunks, 2 * pairs_per_chunk, 3)).astype(np.float32)
     inputs = chunks.reshape(-1, 3)
 
-    value, sums, grads = loss_gradient(
+    value, others, sums, grads = loss_gradient(
         params,
         chunks,
         forward=forward,
@@ -89,5 +91,6 @@ def test_any_cut_gives_the_gradient_of_the_whole(
         assert error <= 1e-5
     reps, _, own = forward(params, inputs)
     assert float(sums["own"]) == pytest.approx(float(own["own"]), rel=1e-5, abs=1e-5)
-    contrasted = float(contrast(reps)) if contrastive else 0.0
-    assert float(value) == pytest.approx(contrasted, rel=1e-5, abs=1e-5)
+    contrasted, mean = contrast(reps) if contrastive else (0.0, ())
+    assert float(value) == pytest.approx(float(contrasted), rel=1e-5, abs=1e-5)
+    np.testing.assert_allclose(others, mean, rtol=1e-5, atol=1e-5)

@@ -18,7 +18,7 @@ from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.step import initial_state
+from cocondenser_jax.pretrain.step import initial_state, new_memory
 from tests.world import batches_of, model_of, read_metrics, step_of
 
 BAD_STEPS = (4, 6)
@@ -74,7 +74,8 @@ def test_one_step_changes_nothing_and_the_next_does(config):
         return [np.array_equal(x, y) for x, y in pairs]
 
     params = init_params(model_config, 0)
-    state, one = after(replicate(initial_state(params, settings.optimizer)), good)
+    memory = new_memory(model_config, settings.loss)
+    state, one = after(replicate(initial_state(params, settings.optimizer, memory)), good)
     state, two = after(state, bad)
     assert all(same(two[1:3], one[1:3]))
     assert (two.step, two.skipped) == (2, 1)
@@ -92,28 +93,31 @@ def test_one_step_changes_nothing_and_the_next_does(config):
 
 def test_a_loss_or_a_gradient_alone_is_enough(config, monkeypatch):
     settings = step_of(config, 6)
-    before = initial_state({"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, settings.optimizer)
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+    before = initial_state(params, settings.optimizer, memory=(jnp.zeros(2),))
 
     @jax.jit
     def step(loss, slope):
         computed = {"loss": loss}, {"kernel": jnp.ones((2, 2)), "bias": jnp.full(2, slope)}
+        computed += ((jnp.ones(2),),)
         monkeypatch.setattr(step_module, "loss_and_gradient", lambda *arguments: computed)
         return step_module.train_step(None, settings, before, None)[0]  # type: ignore[arg-type]
 
     for loss, slope, skipped in ((1.0, 1.0, 0), (1.0, np.inf, 1), (np.inf, 1.0, 1)):
         after = step(loss, slope)
         assert (after.step, after.skipped) == (1, skipped)
-        pairs = zip(jax.tree.leaves(before[1:3]), jax.tree.leaves(after[1:3]), strict=True)
+        learned = [(each.params, each.optimizer_state, each.memory) for each in (before, after)]
+        pairs = zip(*map(jax.tree.leaves, learned), strict=True)
         assert all(np.array_equal(a, b) == bool(skipped) for a, b in pairs)
 
 
 def test_the_update_keeps_no_copy_of_the_state(config, monkeypatch):
     settings = step_of(config, 6)
-    state = initial_state({"kernel": jnp.ones((512, 512))}, settings.optimizer)
+    state = initial_state({"kernel": jnp.ones((512, 512))}, settings.optimizer, ())
 
     def step(state, slope):
         gradient = jax.tree.map(lambda x: slope * x, state.params)
-        computed = {"loss": slope}, gradient
+        computed = {"loss": slope}, gradient, ()
         monkeypatch.setattr(step_module, "loss_and_gradient", lambda *arguments: computed)
         return step_module.train_step(None, settings, state, None)[0]  # type: ignore[arg-type]
 

@@ -289,7 +289,7 @@ def test_the_best_of_many_checkpoints_stays(tmp_path):
     kept = {4: 0.5, 8: 0.3, 10: 0.2}
     assert saved_probes(tmp_path) == {s: {"probe/positive_mrr": x} for s, x in kept.items()}
     for damage in (Path.unlink, lambda path: path.write_text("{")):
-        damage(tmp_path / "checkpoints" / "4" / "state.json")
+        damage(tmp_path / "checkpoints" / "4" / "probe.json")
         assert list(saved_probes(tmp_path)) == [8, 10]
     save_probes(tmp_path, {12: 0.1})
     assert list(saved_probes(tmp_path)) == [8, 10, 12]
@@ -312,9 +312,9 @@ def test_the_last_line_says_which_probe_was_the_best(config, probed, tmp_path, c
     assert best < 10
     for step, trend in ((10, "still rising"), (best, "no later one was better")):
         for each, folder in numbered_folders(run / "checkpoints").items():
-            state = json.loads((folder / "state.json").read_text())
-            state["probe"]["probe/ndcg_at_10"] = 0.75 if each == step else 0.5
-            (folder / "state.json").write_text(json.dumps(state))
+            values = json.loads((folder / "probe.json").read_text())
+            values["probe/ndcg_at_10"] = 0.75 if each == step else 0.5
+            (folder / "probe.json").write_text(json.dumps(values))
             (folder / CHECKSUMS).unlink()
             write_checksums(folder)
         with caplog.at_level(logging.INFO, logger="cocondenser_jax"):

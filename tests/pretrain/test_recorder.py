@@ -17,7 +17,7 @@ def experiment(config):
 
 
 def state_after(step, experiment):
-    state = initial_state({"kernel": jnp.ones((2, 2))}, experiment.step.optimizer)
+    state = initial_state({"kernel": jnp.ones((2, 2))}, experiment.step.optimizer, ())
     return state._replace(step=jnp.int32(step))
 
 

@@ -24,6 +24,7 @@ from cocondenser_jax.pretrain.step import (
     check_batch,
     initial_state,
     loss_and_gradient,
+    new_memory,
 )
 from cocondenser_jax.representation import SPELLINGS
 from tests.world import batches_of, model_of, relative_error, step_of
@@ -51,7 +52,8 @@ def steps(
     devices = jax.devices()[:n_devices]
     step_once = compiled_once(model_config, settings, n_devices)
     params = jax.tree.map(lambda x: factor * x, init_params(model_config, config.seed))
-    state = replicate(initial_state(params, settings.optimizer), devices)
+    memory = new_memory(model_config, settings.loss)
+    state = replicate(initial_state(params, settings.optimizer, memory), devices)
     spec = batches_of(config)
     metrics = []
     for step in range(n_steps):
@@ -189,7 +191,8 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     settings = step_of(config, config.train.steps)
     step = mapped_step(model_config, settings)
     batch = make_batch(store, BatchSpec(seed=config.seed, batch_size=16, length=16), 0)
-    first = replicate(initial_state(init_params(model_config, 0), settings.optimizer))
+    memory = new_memory(model_config, settings.loss)
+    first = replicate(initial_state(init_params(model_config, 0), settings.optimizer, memory))
     second, _ = step(first, batch)
     with jax.log_compiles():
         step(second, batch)
@@ -200,7 +203,7 @@ def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
 
 
 def test_one_device_takes_the_state_over(config):
-    state = initial_state({"kernel": jnp.ones((512, 512))}, step_of(config, 6).optimizer)
+    state = initial_state({"kernel": jnp.ones((512, 512))}, step_of(config, 6).optimizer, ())
     place = state.params["kernel"].unsafe_buffer_pointer()
     replicated = replicate(state, jax.devices()[:1])
     assert replicated.params["kernel"].unsafe_buffer_pointer() == place
@@ -241,13 +244,13 @@ def test_dropout_has_a_seed_for_every_seed_step_and_span(config, monkeypatch, n_
         seeds_S = chunks[1].reshape(-1)
         all_DxS = jnp.zeros((n_devices, len(seeds_S)), jnp.uint32)
         sums = {"head_mlm": jnp.zeros(())}
-        return jnp.zeros(()), sums, all_DxS.at[jax.lax.axis_index(AXIS)].set(seeds_S)
+        return jnp.zeros(()), (), sums, all_DxS.at[jax.lax.axis_index(AXIS)].set(seeds_S)
 
     monkeypatch.setattr(step_module, "loss_gradient", seeds_as_gradient)
 
     def seeds(seed):
         loss = step_of(config, 6).loss._replace(seed=seed)
-        draw = functools.partial(loss_and_gradient, model_config, loss, {})
+        draw = functools.partial(loss_and_gradient, model_config, loss, {}, ())
         devices = jax.devices()[:n_devices]
         drawn = jax.pmap(draw, AXIS, in_axes=(None, 0), devices=devices)
         return [set(drawn(np.int32(t), parts)[1][0].ravel().tolist()) for t in (0, 1, 300)]

@@ -27,7 +27,7 @@ def save_run(cloud, step, lacks=""):
     folder = cloud.folder / f"run-{step}"
     checkpoint = folder / "checkpoints" / str(step)
     checkpoint.mkdir(parents=True)
-    for name in ("params.safetensors", "optimizer.safetensors"):
+    for name in ("params.safetensors", "state.safetensors"):
         (checkpoint / name).write_text("weights")
     write_checksums(checkpoint)
     if lacks:
@@ -203,7 +203,7 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(cloud, fault, resumed):
         assert not found.exists()
 
 
-@pytest.mark.parametrize("lacks", ["optimizer.safetensors", "sha256.json"])
+@pytest.mark.parametrize("lacks", ["state.safetensors", "sha256.json"])
 def test_a_checkpoint_that_lacks_a_file_is_not_whole(cloud, lacks):
     (home,) = set_up(cloud, "ls runs/first/checkpoints >found; exit 2")
     save_run(cloud, 9)

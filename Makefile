@@ -4,7 +4,7 @@
 # make wheel        install the wheel with each extra into an empty environment, and use it
 # make oldest       the tests of the core with the oldest versions that setup.py allows
 # make newest       all tests with the newest JAX, on Python 3.12 or later
-# make cluster      the tests of corpus and encode on many machines, with Ray too
+# make cluster      the tests of corpus and encode on many machines, with Ray too, and of near-duplicates
 # make databases    the tests of the examples that search in a database, and of LangChain and LlamaIndex
 # make trackers     the tests of metrics in Weights & Biases and Trackio
 # make mteb         the tests of the example that evaluates by mteb, and of ir_datasets
@@ -59,7 +59,7 @@ newest: .venv-newest/installed
 	.venv-newest/bin/python -m pytest $(WORKERS) tests
 
 cluster: .venv/cluster
-	$(BIN)/python -m pytest tests/files/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py
+	$(BIN)/python -m pytest tests/files/test_workers.py tests/corpus/test_tasks.py tests/cli/test_tasks.py tests/test_near_duplicates.py
 
 databases: .venv/databases
 	$(BIN)/python -m pytest -p no:randomly tests/test_databases.py tests/test_frameworks.py

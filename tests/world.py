@@ -18,8 +18,8 @@ from backports import zstd
 from safetensors.numpy import save_file
 
 from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
-from cocondenser_jax.corpus.repeats import list_stages
-from cocondenser_jax.corpus.sources import open_source, read_documents
+from cocondenser_jax.corpus.sources import open_source
+from cocondenser_jax.corpus.tasks import find_duplicates, hash_task
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.files.runs import write_checksums
 from cocondenser_jax.model.config import ModelConfig
@@ -106,20 +106,28 @@ def write_store(folder, texts, max_tokens=16, vocab_size=80):
     return folder / "store"
 
 
+def cut_file(path, folder, n):
+    """Writes the lines of a .jsonl file into n files of a folder, in their order."""
+    lines = path.read_text().splitlines(keepends=True)
+    folder.mkdir()
+    for k in range(n):
+        own = lines[k * len(lines) // n : (k + 1) * len(lines) // n]
+        (folder / f"{k}.jsonl").write_text("".join(own))
+    return folder
+
+
 def write_in_tasks(source, tokenizer, out, n, **settings):
     """Writes a store in n tasks, as `corpus --tasks` does, in this process."""
     settings = StoreSettings(
         **{"short_span_prob": 0.0, **settings}, source=source, pieces=len(open_source(source))
     )
     work = out.parent / f"{out.name} work"
-    n_documents = None
-    if settings.pieces < n:
-        n_documents = sum(1 for _ in read_documents(source))
-    for stage in list_stages(source, n_documents, work, n, near=settings.near_duplicates):
-        for index in range(stage.n_tasks):
-            stage.function(task=(index, stage.n_tasks))
     for index in range(n):
-        build_task(settings, tokenizer, n_documents, out, work, (index, n))
+        hash_task(source, work, (index, n))
+    for index in range(n):
+        find_duplicates(work, (index, n))
+    for index in range(n):
+        build_task(settings, tokenizer, out, work, (index, n))
 
 
 def write_qrels(path, judgments):

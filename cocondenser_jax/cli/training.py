@@ -48,9 +48,6 @@ def vocabulary(source, size, kind, cased, out):
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),
     flag("--short_span_prob", 0.0, "fraction of spans that end early, at a random length"),
-    flag(
-        "--near_duplicates", False, "also drop and list documents nearly the same as an earlier one"
-    ),
     *ENGINE,
     JSON_OUT,
 )
@@ -60,7 +57,6 @@ def corpus(
     out,
     max_tokens,
     short_span_prob,
-    near_duplicates,
     tasks,
     workers,
     executor,
@@ -78,7 +74,6 @@ def corpus(
                 source=source,
                 max_tokens=max_tokens,
                 short_span_prob=short_span_prob,
-                near_duplicates=near_duplicates,
             )
             manifest = build_in_tasks(settings, tokenizer, folder, engine)
         else:
@@ -88,7 +83,6 @@ def corpus(
                 folder,
                 max_tokens=max_tokens,
                 short_span_prob=short_span_prob,
-                near_duplicates=near_duplicates,
             )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,20 +17,18 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.folders import require_not_read
-from cocondenser_jax.corpus.records import Document, Piece, batches
-from cocondenser_jax.corpus.repeats import (
-    Reason,
-    Stage,
-    first_of_each_text,
-    list_stages,
-    repeats_of_task,
-)
+from cocondenser_jax.corpus.records import Document, batches
 from cocondenser_jax.corpus.sources import hashed, open_source, read_documents, read_pieces
 from cocondenser_jax.corpus.spans import MIN_TOKENS, cut_documents
 from cocondenser_jax.corpus.store import FORMAT_VERSION, manifest_checksum, open_store
 from cocondenser_jax.corpus.tasks import (
+    IsRepeated,
     documents_of_task,
+    duplicates_of_task,
+    find_duplicates,
+    hash_task,
     read_task,
+    remember_texts,
     require_unchanged,
     stage_file,
 )
@@ -58,7 +56,6 @@ class StoreSettings(NamedTuple):
     source: str
     max_tokens: int
     short_span_prob: float
-    near_duplicates: bool = False  # whether they are dropped, see `near_duplicates.py`
     pieces: int = 0  # of the source, once it is opened
 
 
@@ -69,7 +66,6 @@ def build_store(
     *,
     max_tokens: int = 128,
     short_span_prob: float = 0.0,
-    near_duplicates: bool = False,
 ) -> dict[str, Any]:
     """Cuts and tokenizes a corpus into a store; returns its manifest.
 
@@ -82,8 +78,6 @@ def build_store(
       out: a new folder.
       max_tokens: longest span in tokens, [CLS] and [SEP] included.
       short_span_prob: see `spans.cut_documents`.
-      near_duplicates: also drop documents that are nearly the same as an earlier one (see
-        `near_duplicates.py`), and list them in `near_duplicates.tsv`; reads the source three times.
     """
     check_cutting(max_tokens, short_span_prob)
     require_not_read(source, out)
@@ -96,32 +90,11 @@ def build_store(
             max_tokens=max_tokens,
             short_span_prob=short_span_prob,
             pieces=len(pieces),
-            near_duplicates=near_duplicates,
         )
-        reason, expected = first_of_each_text(), None
-        if near_duplicates:
-            reason, expected = _find_repeats(source, folder)
         documents = tqdm(read_pieces(source, pieces), "corpus", unit=" documents")
-        manifest = _write_store(folder, documents, reason, loaded, settings)
-        if expected:
-            require_unchanged(source, manifest["documents_sha256"], expected)
+        manifest = _write_store(folder, documents, remember_texts(), loaded, settings)
         require_documents(source, manifest)
     return manifest
-
-
-def _find_repeats(source: str, folder: Path) -> tuple[Reason, str]:
-    """Runs all stages of `build_in_tasks` before the last, as one task, in this process.
-
-    Returns which documents are dropped, and the SHA-256 of all.
-    """
-    work = folder / "work"
-    task = (0, 1)
-    for stage in list_stages(source, None, work, 1, near=True):
-        stage.function(task=task)
-    reason = repeats_of_task(work, task, folder, near=True)
-    expected = documents_of_task(work, 0)
-    shutil.rmtree(work)
-    return reason, expected
 
 
 def build_in_tasks(
@@ -137,28 +110,28 @@ def build_in_tasks(
     require_not_read(settings.source, out)
     tokenizer_sha256 = load_tokenizer(tokenizer).sha256
     source = settings.source
-    pieces = open_source(source)
-    settings = settings._replace(pieces=len(pieces))
+    n_pieces = len(open_source(source))
+    if n_pieces < engine.tasks:
+        raise UserError(
+            f"{source} has {n_pieces} pieces (files, row groups of Parquet): expected at most as"
+            f" many tasks, found {engine.tasks}; split a large file first"
+        )
+    settings = settings._replace(pieces=n_pieces)
     out = out.absolute()
     settings_file = out / "tasks.json"
     require_own(settings_file)
     with lock_folder(out):
-        n_documents = None
-        if len(pieces) < engine.tasks:  # they are divided by documents
-            n_documents = read_object(settings_file, {}).get("n_documents")
-            n_documents = n_documents or _count_documents(source, pieces)
         start_or_compare(
             settings_file,
             {
                 **settings._asdict(),
-                "n_documents": n_documents,
                 "tasks": engine.tasks,
                 "tokenizer": tokenizer,
                 "tokenizer_sha256": tokenizer_sha256,
             },
             free=("tokenizer",),
         )
-        _run_stages(settings, tokenizer, n_documents, out, engine)
+        _run_stages(settings, tokenizer, out, engine)
         manifests = open_store(out).manifests
         total = {
             key: {name: sum(each[key][name] for each in manifests) for name in manifests[0][key]}
@@ -169,13 +142,7 @@ def build_in_tasks(
     return total
 
 
-def _count_documents(source: str, pieces: Sequence[Piece]) -> int:
-    return sum(1 for _ in tqdm(read_pieces(source, pieces), "documents"))
-
-
-def _run_stages(
-    settings: StoreSettings, tokenizer: str, n_documents: int | None, out: Path, engine: Engine
-) -> None:
+def _run_stages(settings: StoreSettings, tokenizer: str, out: Path, engine: Engine) -> None:
     """Runs the tasks of all stages; the first always, which tells whether the source changed.
 
     It runs the others unless all folders of the store are there.
@@ -183,23 +150,19 @@ def _run_stages(
     work = out / "work"
     shutil.rmtree(work, ignore_errors=True)
 
-    def run(stage: Stage) -> None:
+    def run(stage: str, function: Callable[..., object]) -> None:
         def is_done(index: int) -> bool:
-            return stage_file(work, stage.name, index).exists()
+            return stage_file(work, stage, index).exists()
 
-        run_tasks(stage.name, stage.function, is_done, engine._replace(tasks=stage.n_tasks), work)
+        run_tasks(stage, function, is_done, engine, work)
 
-    first, *others = list_stages(
-        settings.source, n_documents, work, engine.tasks, near=settings.near_duplicates
-    )
-    run(first)
+    run("digests", partial(hash_task, settings.source, work))
     folders = [task_folder(out, (index, engine.tasks)) for index in range(engine.tasks)]
     _remove_outdated(settings.source, folders, out, work)
     if all(each.exists() for each in folders):
         return
-    for stage in others:
-        run(stage)
-    build = partial(build_task, settings, tokenizer, n_documents, out, work)
+    run("duplicates", partial(find_duplicates, work))
+    build = partial(build_task, settings, tokenizer, out, work)
     run_tasks("corpus", build, lambda index: folders[index].exists(), engine, work)
 
 
@@ -225,21 +188,23 @@ def _remove_outdated(source: str, folders: Sequence[Path], out: Path, work: Path
 def build_task(
     settings: StoreSettings,
     tokenizer: str,
-    n_documents: int | None,
     out: Path,
     work: Path,
     task: tuple[int, int],
 ) -> None:
     """Makes the folder of `out` that task i of n of a corpus fills, as `build_store`.
 
-    `n_documents` and `task` are as in `tasks.read_task`; `work` has what the stages before wrote
-    about all tasks.
+    `work` has what the stages before wrote about all tasks.
     """
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
-        documents = read_task(settings.source, n_documents, task)
-        reason = repeats_of_task(work, task, folder, near=settings.near_duplicates)
-        manifest = _write_store(folder, documents, reason, loaded, settings, task)
+        documents = read_task(settings.source, task)
+        duplicates = duplicates_of_task(work, task)
+
+        def is_repeated(number: int, _: str) -> bool:
+            return number in duplicates
+
+        manifest = _write_store(folder, documents, is_repeated, loaded, settings, task)
         expected = documents_of_task(work, task[0])
         require_unchanged(settings.source, manifest["documents_sha256"], expected)
 
@@ -264,16 +229,13 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
 def _write_store(
     folder: Path,
     documents: Iterator[Document],
-    reason: Reason,
+    is_repeated: IsRepeated,
     tokenizer: SpanTokenizer,
     settings: StoreSettings,
     task: tuple[int, int] = (0, 1),
 ) -> dict[str, Any]:
     """Writes the files of a store beside those in `folder`, the manifest last, and returns it."""
-    reasons = ["empty", "duplicate", "near_duplicate", "too_short"]
-    if not settings.near_duplicates:
-        reasons.remove("near_duplicate")
-    dropped = Counter(dict.fromkeys(reasons, 0))
+    dropped = Counter(dict.fromkeys(("empty", "duplicate", "too_short"), 0))
     n_single = 0
     read = hashlib.sha256()
 
@@ -281,8 +243,8 @@ def _write_store(
         for number, document in enumerate(hashed(documents, read)):
             if not document.text.strip():
                 dropped["empty"] += 1
-            elif why := reason(number, document.text):
-                dropped[why] += 1
+            elif is_repeated(number, document.text):
+                dropped["duplicate"] += 1
             else:
                 yield document
 

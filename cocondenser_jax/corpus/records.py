@@ -142,7 +142,7 @@ def check_size(n_bytes: int, where: str) -> None:
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Groups documents that are cut, or signed, together."""
+    """Groups documents that are cut together."""
     batch: list[Document] = []
     n_characters = 0
     for document in documents:

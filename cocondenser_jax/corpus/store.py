@@ -141,7 +141,7 @@ def open_store(path: Path) -> TokenStore:
     for weight, corpus in _weighted_folders(path):
         own_folders = task_folders(corpus)
         own_manifests = [_read_manifest(folder) for folder in own_folders]
-        require_same(own_folders, own_manifests, ["pieces", "short_span_prob", "near_duplicates"])
+        require_same(own_folders, own_manifests, ["pieces", "short_span_prob"])
         first_document = n_documents
         for folder, manifest in zip(own_folders, own_manifests, strict=True):
             files.append(_map_folder(folder, manifest))

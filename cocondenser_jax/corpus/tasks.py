@@ -8,8 +8,8 @@ on what it and those before it read.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,9 @@ from cocondenser_jax.corpus.sources import hashed, open_source
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import new_file, write_text
 
+# Takes the number and the text of a document; returns whether it repeats an earlier one.
+IsRepeated = Callable[[int, str], bool]
+
 _RANGE = 1 << 64  # of the first column of rows that are read by range
 
 
@@ -27,25 +30,24 @@ def text_digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def read_task(source: str, n_documents: int | None, task: tuple[int, int]) -> Iterator[Document]:
-    """Streams what task i of n reads of a source.
+def remember_texts() -> IsRepeated:
+    """Finds repeated texts by the digests of all that the function was called with."""
+    digests: set[bytes] = set()
 
-    Args:
-      source: see `sources.open_source`.
-      n_documents: how many documents the source has, of which a task takes a range and skips
-        those before; None: a task takes a range of the source's pieces, and reads nothing else.
-      task: (i, n), from 0.
-    """
+    def is_repeated(_: int, text: str) -> bool:
+        n_before = len(digests)
+        digests.add(text_digest(text))
+        return len(digests) == n_before
+
+    return is_repeated
+
+
+def read_task(source: str, task: tuple[int, int]) -> Iterator[Document]:
+    """Streams what task i of n, from 0, reads of a source: a range of its pieces."""
     index, n_tasks = task
     pieces = open_source(source)
-    n_items = len(pieces) if n_documents is None else n_documents
-    begin = index * n_items // n_tasks
-    end = (index + 1) * n_items // n_tasks
-    if n_documents is None:
-        return chain.from_iterable(piece() for piece in pieces[begin:end])
-    # The source may have grown since its documents were counted: the last task reads to its end.
-    documents = chain.from_iterable(piece() for piece in pieces)
-    return islice(documents, begin, end if end < n_documents else None)
+    begin, end = (k * len(pieces) // n_tasks for k in (index, index + 1))
+    return chain.from_iterable(piece() for piece in pieces[begin:end])
 
 
 def stage_file(work: Path, stage: str, index: int) -> Path:
@@ -68,10 +70,10 @@ def require_unchanged(source: str, sha256: str, expected: str) -> None:
         raise UserError(f"{source} has changed while it was read: run the command again")
 
 
-def hash_task(source: str, n_documents: int | None, work: Path, task: tuple[int, int]) -> None:
+def hash_task(source: str, work: Path, task: tuple[int, int]) -> None:
     """Writes the digests of a task's documents, in ascending order: halves, and number."""
     read = hashlib.sha256()
-    documents = hashed(read_task(source, n_documents, task), read)
+    documents = hashed(read_task(source, task), read)
     digests = b"".join(
         text_digest(document.text) + number.to_bytes(8, "big")
         for number, document in enumerate(documents)
@@ -113,13 +115,8 @@ def duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
 
 def map_rows(work: Path, stage: str, n_tasks: int) -> list[np.ndarray]:
     """Maps what all tasks of a stage wrote."""
-    return [map_task(work, stage, index) for index in range(n_tasks)]
-
-
-def map_task(work: Path, stage: str, index: int) -> np.ndarray:
-    """Maps what a task of a stage wrote."""
-    rows: np.ndarray = np.load(stage_file(work, stage, index), mmap_mode="r", allow_pickle=False)
-    return rows
+    paths = [stage_file(work, stage, index) for index in range(n_tasks)]
+    return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
 
 
 def rows_of_range(rows_of_tasks: Sequence[np.ndarray], part: tuple[int, int]) -> np.ndarray:

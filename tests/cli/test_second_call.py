@@ -18,7 +18,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import workers
 from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.retriever.search import encode
-from tests.world import make_texts, write_beir, write_records, write_tokenizer
+from tests.world import cut_file, make_texts, write_beir, write_records, write_tokenizer
 
 RESUMING = {"adapt", "compare", "corpus", "encode", "finetune", "pretrain", "quickstart"}
 MAKING_A_FOLDER = {"convert", "index", "vocabulary"}
@@ -103,12 +103,11 @@ ANSWERS = {
         "--json_out={place}/facts.json": OBEYED,
     },
     "corpus --tasks=2": {
-        "--source={place}/other.jsonl": started("source="),
+        "--source={place}/other_in_files": started("source="),
         "--tokenizer={place}/other_tokenizer": started("tokenizer_sha256="),
         "--out={place}/elsewhere": OTHER_FOLDER,
         "--max_tokens=12": started("max_tokens=16, now it is 12"),
         "--short_span_prob=0.5": started("short_span_prob=0.0, now it is 0.5"),
-        "--near_duplicates": started("near_duplicates=False, now it is True"),
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,
         "--executor=ray": r"cocondenser-jax\[ray\]",  # the source is read again
@@ -147,6 +146,7 @@ def place(tmp_path_factory, beir, words):
     for name in ("texts", "other"):
         texts = [{"text": " ".join(rng.choice(words, 14))} for _ in range(40)]
         write_records(folder / f"{name}.jsonl", texts)
+        cut_file(folder / f"{name}.jsonl", folder / f"{name}_in_files", 3)
     write_tokenizer(folder / "tokenizer", make_texts(9))
     write_tokenizer(folder / "other_tokenizer", make_texts(9), vocab_size=70)
     shutil.copytree(beir, folder / "other")
@@ -161,7 +161,7 @@ FIRST = {
     "adapt": "--corpus={place}/texts.jsonl --model={model} --workdir={out}"
     " --config.data.length=64 --config.data.batch_size=8",
     "encode": "--model={model} --corpus={beir} --shard_size=25 --out={out}",
-    "corpus": "--source={place}/texts.jsonl --tokenizer={place}/tokenizer --max_tokens=16"
+    "corpus": "--source={place}/texts_in_files --tokenizer={place}/tokenizer --max_tokens=16"
     " --out={out}",
 }
 

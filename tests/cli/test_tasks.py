@@ -1,6 +1,7 @@
 """`--tasks`: a result made in tasks equals that of one process, to the bit."""
 
 import json
+import lzma
 import re
 import resource
 import shutil
@@ -10,14 +11,14 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus import build, repeats
+from cocondenser_jax.corpus import build
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files import workers
 from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.retriever.search import encode
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
-from tests.world import make_texts, write_records, write_tokenizer
+from tests.world import cut_file, make_texts, write_records, write_tokenizer
 
 
 def contents(store):
@@ -29,7 +30,9 @@ def contents(store):
 @pytest.fixture
 def command(tmp_path):
     place = make_workplace(tmp_path)
-    tokenizer, source = place / "bert-base-uncased", place / "articles.jsonl.xz"
+    articles = place / "articles.jsonl"
+    articles.write_bytes(lzma.decompress((place / "articles.jsonl.xz").read_bytes()))
+    tokenizer, source = place / "bert-base-uncased", cut_file(articles, place / "articles", 9)
     return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}", "--max_tokens=10"]
 
 
@@ -67,6 +70,13 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_more_tasks_than_pieces_are_refused(tmp_path, command, capsys):
+    assert main([*command, f"--out={tmp_path}/out", "--tasks=10"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"articles has 9 pieces .*: expected at most as many tasks, found 10", error)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Runs tasks without workers, one after the other."""
@@ -78,49 +88,15 @@ def in_this_process(monkeypatch):
     monkeypatch.setitem(workers._EXECUTORS, "local", run)
 
 
-@pytest.mark.effect("corpus --near_duplicates")
-def test_near_duplicates_are_dropped_across_tasks(
-    tmp_path, command, in_this_process, capsys, monkeypatch
-):
-    a, b, c = make_texts(3, n_sentences=12, seed=1)
-    texts = {"1": [a, b], "2": [f"{b} More.", a], "3": [c, f"More. {b} More."]}
-    for name, own in texts.items():
-        rows = [{"id": f"{name}.{k}", "text": text} for k, text in enumerate(own)]
-        write_records(tmp_path / "source" / f"{name}.jsonl", rows)
-    command = [command[0], f"--source={tmp_path}/source", *command[2:]]
-    near = [*command, "--near_duplicates"]
-    assert main([*near, f"--out={tmp_path}/one"]) == 0
-    expected = capsys.readouterr().out
-    assert re.search(r"dropped, duplicate +1\ndropped, near_duplicate +2\n", expected)
-    in_tasks = [*near, f"--out={tmp_path}/many", "--tasks=3"]
-    with monkeypatch.context() as patch:  # a stop before the last stages
-        patch.setattr(repeats, "find_near_duplicates", lambda *_, **__: 1 / 0)
-        assert main(in_tasks) == 2
-    assert (tmp_path / "many" / "work" / "candidates").exists()
-    capsys.readouterr()
-    assert main(in_tasks) == 0
-    assert capsys.readouterr().out == expected
-    one, many = open_store(tmp_path / "one"), open_store(tmp_path / "many")
-    assert contents(one) == contents(many)
-    assert contents(one)[0] == ["1.0", "1.1", "3.0"]
-    assert main([*command, f"--out={tmp_path}/many", "--tasks=3"]) == 2
-    assert "near_duplicates=True, now it is False" in capsys.readouterr().err
-    assert main([*command, f"--out={tmp_path}/all"]) == 0
-    assert contents(open_store(tmp_path / "all"))[0] == ["1.0", "1.1", "2.0", "3.0", "3.1"]
-
-
-@pytest.mark.parametrize("n_files", [4, 1])
 def test_a_corpus_that_changes_is_made_again_from_there_on(
-    tmp_path, command, in_this_process, n_files, monkeypatch, caplog
+    tmp_path, command, in_this_process, monkeypatch, caplog
 ):
     *texts, other = make_texts(9, n_sentences=5, seed=1)
     twins = [*texts[:7], texts[2]]  # documents 2 and 7 are one text
 
     def write(documents):
-        for k in range(n_files):
-            rows = [*enumerate(documents)][k * 8 // n_files : (k + 1) * 8 // n_files]
-            if k == n_files - 1:
-                rows += [*enumerate(documents)][8:]
+        for k in range(4):
+            rows = [*enumerate(documents)][2 * k : 2 * k + 2 if k < 3 else None]
             lines = [{"id": f"d{i}", "text": text} for i, text in rows]
             write_records(tmp_path / "source" / f"{k}.jsonl", lines)
 

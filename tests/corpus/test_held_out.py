@@ -9,7 +9,7 @@ import pytest
 from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
-from tests.world import write_in_tasks
+from tests.world import cut_file, write_in_tasks
 
 
 def build(source, tokenizer, out):
@@ -56,7 +56,8 @@ def test_the_documents_of_the_lowest_hashes(store):
 
 def test_the_same_documents_whatever_tasks_built_a_store(store, source, wordpiece_folder):
     folder = source.parent / "in tasks"
-    write_in_tasks(str(source), str(wordpiece_folder), folder, 3, max_tokens=12)
+    pieces = cut_file(source, source.parent / "pieces", 3)
+    write_in_tasks(str(pieces), str(wordpiece_folder), folder, 3, max_tokens=12)
     in_tasks = open_store(folder)
     assert names(in_tasks, 4) == names(store, 4)
 

@@ -16,19 +16,19 @@ from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
-from tests.world import write_in_tasks, write_records
+from tests.world import cut_file, write_in_tasks, write_records
 
 MAX_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
 def corpus(paragraphs, tmp_path_factory):
-    """Real text with duplicates, an empty document, and two that are too short."""
-    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    """Real text in nine files, with duplicates, an empty document, and two that are too short."""
+    folder = tmp_path_factory.mktemp("corpus")
     unique = list(dict.fromkeys(paragraphs))
     texts = [*unique, unique[0], unique[3], unique[0], "  ", "Short.", "the parser " * 6]
     records = [{"_id": f"näme {i}", "text": text} for i, text in enumerate(texts)]
-    return str(write_records(path, records))
+    return str(cut_file(write_records(folder / "texts.jsonl", records), folder / "corpus", 9))
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +309,6 @@ def test_tasks_that_do_not_belong_together_do_not_open(
         ("bert", {"max_tokens": MAX_TOKENS + 1}, "of-00003 in its max_tokens"),
         ("roberta", {"max_tokens": MAX_TOKENS}, "in its tokenizer"),
         ("bert", {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5}, "in its short_span_prob"),
-        ("bert", {"max_tokens": MAX_TOKENS, "near_duplicates": True}, "in its near_duplicates"),
     ):
         other = tmp_path / difference
         write_in_tasks(corpus, tokenizer_folders[tokenizer], other, 3, **options)

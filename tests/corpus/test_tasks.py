@@ -1,7 +1,5 @@
 """What each task reads of a corpus, and which duplicates are found across all of them."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.errors import UserError
-from tests.world import write_in_tasks, write_records
+from tests.world import cut_file, write_in_tasks, write_records
 
 
 def test_a_task_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
@@ -18,17 +16,13 @@ def test_a_task_is_a_range_of_the_source_and_reads_nothing_else(tmp_path):
         write_records(tmp_path / f"{k}.jsonl", [{"id": f"{k}{i}", "text": "a"} for i in range(k)])
     everything = [f"{k}{i}" for k in range(5) for i in range(k)]
 
-    def read(n_documents, task):
-        return [d.id for d in tasks.read_task(str(tmp_path), n_documents, task)]
+    def read(task):
+        return [document.id for document in tasks.read_task(str(tmp_path), task)]
 
     for n in (2, 3, 5):
-        assert [name for i in range(n) for name in read(None, (i, n))] == everything
-    for n in (3, 7, 12):
-        found = [read(10, (i, n)) for i in range(n)]
-        assert [name for own in found for name in own] == everything
-        assert {len(own) for own in found} <= {10 // n, 10 // n + 1}
+        assert [name for i in range(n) for name in read((i, n))] == everything
     (tmp_path / "4.jsonl").write_text("{")
-    assert read(None, (0, 2)) == ["10"]  # of files 0 and 1
+    assert read((0, 2)) == ["10"]  # of files 0 and 1
 
 
 def test_duplicates_are_found_across_tasks_as_by_a_table(tmp_path, monkeypatch):
@@ -36,9 +30,9 @@ def test_duplicates_are_found_across_tasks_as_by_a_table(tmp_path, monkeypatch):
     texts = [["", "a", "b", " "][k] if k < 4 else f"{k}" for k in rng.integers(0, 300, 1000)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     ends = (0, 400, 400, 401, 1000)  # a task may have no document, or one
-    monkeypatch.setattr(tasks, "read_task", lambda *_: documents[ends[_[2][0]] : ends[_[2][0] + 1]])
+    monkeypatch.setattr(tasks, "read_task", lambda *_: documents[ends[_[1][0]] : ends[_[1][0] + 1]])
     for stage in (
-        lambda task: tasks.hash_task("", None, tmp_path, task),
+        lambda task: tasks.hash_task("", tmp_path, task),
         lambda task: tasks.find_duplicates(tmp_path, task),
     ):
         for index in range(4):
@@ -73,27 +67,20 @@ def test_a_corpus_that_changes_while_it_is_read_is_an_error(wordpiece_folder, tm
     text = "A text of a few words, one of which changes."
     source = write_records(tmp_path / "texts.jsonl", [{"text": text}])
     work = tmp_path / "work"
-    tasks.hash_task(str(source), None, work, (0, 1))
+    tasks.hash_task(str(source), work, (0, 1))
     tasks.find_duplicates(work, (0, 1))
     write_records(source, [{"text": text.replace("few", "new")}])
     settings = StoreSettings(source=str(source), max_tokens=24, short_span_prob=0.0, pieces=1)
     with pytest.raises(UserError, match=r"texts\.jsonl has changed while it was read"):
-        build_task(settings, str(wordpiece_folder), None, tmp_path / "out", work, (0, 1))
+        build_task(settings, str(wordpiece_folder), tmp_path / "out", work, (0, 1))
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("n_files", [1, 9])
-def test_a_store_in_tasks_is_that_of_one_machine_to_the_bit(
-    paragraphs, wordpiece_folder, tmp_path, n_files
-):
+def test_a_store_in_tasks_is_that_of_one_machine_to_the_bit(paragraphs, wordpiece_folder, tmp_path):
     unique = [*dict.fromkeys(paragraphs)][:30]
     texts = [*unique[:20], *unique[:20], " ", *unique[10:], unique[3]]
-    source = tmp_path / "source"
-    source.mkdir()
-    for k in range(n_files):
-        own = texts[k * len(texts) // n_files : (k + 1) * len(texts) // n_files]
-        lines = (json.dumps({"text": text}) for text in own)
-        (source / f"{k}.jsonl").write_text("\n".join(lines))
+    records = write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    source = cut_file(records, tmp_path / "source", 9)
     build_store(str(source), str(wordpiece_folder), tmp_path / "one", max_tokens=24)
     write_in_tasks(str(source), str(wordpiece_folder), tmp_path / "many", 7, max_tokens=24)
     verify_store(tmp_path / "many")

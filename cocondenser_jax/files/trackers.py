@@ -5,6 +5,7 @@ folder. The packages are optional.
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import socket
@@ -38,10 +39,6 @@ class _Run(NamedTuple):
     workdir: Path
     id: str
     settings: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.workdir.resolve().name
 
 
 def require_tracker(name: str) -> None:
@@ -108,45 +105,30 @@ def _tensorboard(run: _Run) -> Iterator[Tracker]:
 
 
 @contextlib.contextmanager
-def _wandb(run: _Run) -> Iterator[Tracker]:
-    import wandb
-
-    with _start_errors("wandb"):
-        opened = wandb.init(
+def _service(package: str, run: _Run) -> Iterator[Tracker]:
+    """Starts a run of wandb, or of trackio, which has its calls, but neither ids nor exit codes."""
+    library = importlib.import_module(package)
+    is_wandb = package == "wandb"
+    # Chunks and the like may change when a run resumes.
+    own = {"id": run.id, "dir": run.workdir, "allow_val_change": True} if is_wandb else {}
+    # What they print is not a result of a command.
+    with _start_errors(package), contextlib.redirect_stdout(sys.stderr):
+        opened = library.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            id=run.id,
-            name=run.name,
-            resume="allow",
-            dir=run.workdir,
-            config=dict(run.settings),
-            allow_val_change=True,  # chunks and the like may change when a run resumes
-        )
-    try:
-        yield Tracker(lambda step, values: opened.log(dict(values), step=step), opened.step)
-    except BaseException:
-        opened.finish(exit_code=1)
-        raise
-    opened.finish()
-
-
-@contextlib.contextmanager
-def _trackio(run: _Run) -> Iterator[Tracker]:
-    import trackio
-
-    # A run has no id but its name. What trackio prints is not a result of a command.
-    with _start_errors("trackio"), contextlib.redirect_stdout(sys.stderr):
-        opened = trackio.init(
-            project=_PROJECT,
-            name=f"{run.name}-{run.id[:8]}",
+            name=f"{run.workdir.resolve().name}-{run.id[:8]}",
             resume="allow",
             config=dict(run.settings),
+            **own,
         )
+    # trackio (0.43) says nowhere else which step it has.
+    next_step = opened.step if is_wandb else opened._next_step
+    exit_code = {"exit_code": 1} if is_wandb else {}
     try:
-        # trackio (0.43) says nowhere else which step it has.
-        yield Tracker(lambda step, values: opened.log(dict(values), step=step), opened._next_step)
+        yield Tracker(lambda step, values: opened.log(dict(values), step=step), next_step)
+        exit_code = {}
     finally:
         with contextlib.redirect_stdout(sys.stderr):
-            opened.finish()
+            opened.finish(**exit_code)
 
 
 @contextlib.contextmanager
@@ -161,7 +143,7 @@ def _start_errors(name: str) -> Iterator[None]:
 # By the name of their package.
 _TRACKERS: dict[str, Callable[[_Run], AbstractContextManager[Tracker]]] = {
     "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "trackio": _trackio,
+    "wandb": functools.partial(_service, "wandb"),
+    "trackio": functools.partial(_service, "trackio"),
 }
 TRACKERS = ("none", *_TRACKERS)

@@ -28,7 +28,6 @@ RETRIEVAL = [
     "PyStemmer>=2.2.0.3",
     "regex>=2025.10.22",
 ]
-LORA = ["peft>=0.18"]
 TENSORBOARD = ["tensorboard>=2.20"]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5", "MarkupSafe>=3"]
 # What papers/ and experiments/ read, in the repository only.
@@ -101,7 +100,6 @@ setup(
     extras_require={
         "pretrain": PRETRAIN,
         "retrieval": RETRIEVAL,
-        "lora": [*RETRIEVAL, *LORA],
         "report": REPORT,
         "tensorboard": TENSORBOARD,
         "wandb": ["wandb>=0.22"],
@@ -110,7 +108,7 @@ setup(
         "cluster": CLUSTER,
         "ray": ["ray>=2.60"],
         "ir": ["ir-datasets>=0.6"],  # the collections named ir:NAME
-        "all": [*PRETRAIN, *RETRIEVAL, *LORA, *REPORT, *TFDS, *CLUSTER, *PAPERS],
+        "all": [*PRETRAIN, *RETRIEVAL, *REPORT, *TFDS, *CLUSTER, *PAPERS],
         "tpu": [*PRETRAIN, "jax[tpu]"],
         "cuda": [*PRETRAIN, "jax[cuda13]"],
         # To compile for GPUs that are not here: `cuda` without the libraries that compute (3 GB).

@@ -20,7 +20,6 @@ PAGES = (
     *(
         DOCS / f"{name}.md"
         for name in (
-            "adapt",
             "gpu",
             "many_machines",
             "reliability",

@@ -29,12 +29,12 @@ _MODULES = {
     "pretrain.export": ("export_run",),
     "convert.to_torch": ("export_folder",),
     "convert.from_torch": ("load_folder",),
-    "retrieval.models": ("load_retriever",),
-    "retrieval.fuse": ("fuse_runs",),
-    "retrieval.opening": ("VectorSearch", "open_index"),
-    "retrieval.search": ("search_run", "search_text"),
-    "collection.trec": ("read_qrels", "read_run", "write_run"),
-    "evaluation.ranking": ("evaluate_run",),
+    "retriever.search.models": ("load_retriever",),
+    "retriever.search.fuse": ("fuse_runs",),
+    "retriever.search.opening": ("VectorSearch", "open_index"),
+    "retriever.search.search": ("search_run", "search_text"),
+    "retriever.data.trec": ("read_qrels", "read_run", "write_run"),
+    "retriever.data.ranking": ("evaluate_run",),
     "errors": ("UserError",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

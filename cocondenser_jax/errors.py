@@ -24,7 +24,6 @@ EXTRAS = {
         "sentence_transformers",
         "torch",
     ),
-    "lora": ("peft",),
     "report": ("jinja2", "markupsafe", "matplotlib"),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),

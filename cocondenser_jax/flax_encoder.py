@@ -55,13 +55,19 @@ def run_in_flax(
         pad_id = tower.tokenizer.pad_token_id
         config.require_tokenizer(of_tower, max(tower.tokenizer.get_vocab().values()) + 1, pad_id)
         in_torch = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
-        compare_with_flax(of_tower, in_torch, tower.tokenizer, config, params)
+        program = "in JAX (expected --backend=torch)"
+        compare_with_flax(of_tower, in_torch, tower.tokenizer, config, params, program)
         encode = mapped_encode(config, params, dtype, batch_size)
         tower.forward = _forward(encode, config.max_length, pad_id)
 
 
 def compare_with_flax(
-    folder: Path, model: torch.nn.Module, tokenizer: Any, config: ModelConfig, params: Params
+    folder: Path,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    config: ModelConfig,
+    params: Params,
+    program: str = "in JAX",
 ) -> None:
     """Raises a UserError where the Flax network makes other vectors than PyTorch, in float32.
 
@@ -71,6 +77,7 @@ def compare_with_flax(
       tokenizer: see `same_vectors.require_same_vectors`.
       config: of the Flax network, with all that follows the pooling in `model`.
       params: of the Flax network.
+      program: what the message calls it.
     """
     network = jax.jit(functools.partial(Condenser(config).apply, method="encode"))
 
@@ -78,7 +85,6 @@ def compare_with_flax(
         with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
             return np.asarray(network({"params": params}, ids_BxL.astype(np.int32), mask_BxL))
 
-    program = "in JAX (expected --backend=torch)"
     require_same_vectors(folder, model, tokenizer, encode, program)
 
 

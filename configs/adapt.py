@@ -1,15 +1,15 @@
-r"""Adapting an embedding model to a corpus of one's own: what `adapt` proposes.
+r"""Adapting an embedding model to a corpus of one's own: what `adapt` trains with.
 
   cocondenser adapt --corpus=FOLDER --model=MODEL --workdir=runs/adapted --data=DATA
 
-is, beside the choice of how much of the change is kept and the comparison,
+is, beside the comparison,
 
   cocondenser corpus --source=FOLDER --tokenizer=MODEL --max_tokens=128 --out=STORE
   cocondenser pretrain --config=configs/adapt.py --workdir=RUN \
     --config.data.store=STORE --config.warm_start=MODEL
 
-with a batch, a number of steps and pairs that fit the corpus and the machine
-(cocondenser_jax/pipelines/proposals.py). The vector is the model's own.
+with a batch, a number of steps and pairs that fit the corpus and the machine (`fit`). The vector is
+the model's own.
 """
 
 from ml_collections import ConfigDict
@@ -18,6 +18,7 @@ from cocondenser_jax.configs import default
 from cocondenser_jax.errors import UserError
 
 MOST_EPOCHS = 8  # of a small corpus, as the papers train
+ON_ACCELERATORS = 256  # pairs in a batch, per device, of a corpus that has enough
 
 
 def get_config(argument: str = "") -> ConfigDict:
@@ -38,4 +39,29 @@ def get_config(argument: str = "") -> ConfigDict:
     config.probe.every = 60
     config.probe.documents = 300
     config.log_every = 10
+    return config.lock()
+
+
+def fit(n_spans: int, n_devices: int, *, on_cpu: bool) -> ConfigDict:
+    """Returns settings for a corpus and a machine: 120 steps of 32 pairs, or 100 of many more.
+
+    A batch takes nine tenths of the spans at most, and no span is read more than MOST_EPOCHS times.
+
+    Args:
+      n_spans: of the corpus.
+      n_devices: that train.
+      on_cpu: whether these are CPUs.
+    """
+    config = get_config().unlock()
+    n = config.data.batch_size
+    n_pairs = n * config.train.steps
+    if not on_cpu:
+        config.train.dtype = "bfloat16"
+        config.train.chunk_size = 64
+        if n_spans >= 100 * ON_ACCELERATORS * n_devices:
+            n = ON_ACCELERATORS * n_devices
+            n_pairs = 100 * n
+    n = max(min(n, n_spans * 9 // 10) // n_devices, 1) * n_devices
+    config.data.batch_size = n
+    config.train.steps = max(min(n_pairs, MOST_EPOCHS * n_spans) // n, 1)
     return config.lock()

@@ -44,7 +44,6 @@ SECTIONS = {
     },
     "Concepts": {
         "methods": "docs/methods.md",
-        "when": "docs/when.md",
     },
     "Reference": {
         "commands": "",

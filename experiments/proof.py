@@ -2,7 +2,7 @@
 
 Without labels, to an already trained model, all-MiniLM-L6-v2: every pre-training reads 28,800
 spans, those of contrastive and coCondenser in pairs. From scratch on Wikipedia, with 100 and 2,000
-labels. `adapted.py` has what `adapt` does.
+labels.
 """
 
 from experiments import tuned

@@ -3,15 +3,14 @@
   python -m experiments.reproduce --list
   python -m experiments.reproduce ours/quickstart --row=contrastive --dry_run
 
-The .yaml files beside this one hold the tables of docs/results.md and docs/adapt.md, like those of
-papers/. Their rows name functions of the modules below.
+The .yaml files beside this one hold the tables of docs/results*.md, like those of papers/. Their
+rows name functions of the modules below. What is in past/ was measured by programs that are gone.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import (
-    adapted,
     design,
     mini,
     minilm,
@@ -28,7 +27,6 @@ EXPERIMENTS = Study(
     program="python -m experiments.reproduce",
     folder=Path(__file__).parent,
     recipes={
-        "adapted": adapted,
         "design": design,
         "mini": mini,
         "minilm": minilm,

@@ -1,10 +1,11 @@
-"""Puts the tables of what we measured between their marks in docs/results*.md and docs/adapt.md.
+"""Puts the tables of what we measured between their marks in docs/results*.md.
 
 python -m experiments.results
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Rows, update_pages
@@ -15,6 +16,7 @@ from papers.tables import Table, load_tables
 MAIN_METRIC = "nDCG@10"
 MAIN_P = f"p {MAIN_METRIC}"
 COUNTED = ("questions/cosqa", "questions/lisa", "questions/med", "questions/scifact")
+PAST = Path(__file__).parent / "past"  # tables whose recipes are gone
 _NO_COLUMNS = ("recipe", "with", "seeds", "against", "measured", "protocol")
 
 
@@ -94,9 +96,14 @@ def _figure(value: float | None) -> str:
     return f"{value:.{1 if value >= 10 else 2 if value > 1 else 3}f}"
 
 
+def all_tables() -> dict[str, Table]:
+    """Reads the tables that recipes repeat, and those of the past."""
+    return load_tables(EXPERIMENTS.folder) | load_tables(PAST)
+
+
 def main() -> None:
     """Updates the tables of the pages."""
-    tables = load_tables(EXPERIMENTS.folder)
+    tables = all_tables()
     rows = {name: measured(table) for name, table in tables.items()}
     update_pages(rows | {"counted": counted(tables[name] for name in COUNTED)})
 

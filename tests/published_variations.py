@@ -86,7 +86,7 @@ PROMPTS = {
             modules=(pooling("max", include_prompt=False),),
             settings={**OF_3_3, "prompts": _PREFIXED},
         ),
-        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+        Expected(EXACT, _NOT_IN_FLAX, _NOT_IN_FLAX),
     ),
 }
 TOKENS = {
@@ -158,40 +158,40 @@ MODULES = {
     ),
     "Normalize before Dense": Case(
         _RAW._replace(modules=(MEAN, UNIT, dense(16, TANH))),
-        Expected(adapt="torch"),
+        Expected(adapt="scales vectors before a dense layer"),
     ),
     "Normalize before and after Dense, inner products": Case(
         _RAW._replace(
             modules=(MEAN, UNIT, dense(16, TANH), UNIT),
             settings={**OF_2_7, "similarity_fn_name": "dot"},
         ),
-        Expected(adapt="torch"),
+        Expected(adapt="scales vectors before a dense layer"),
     ),
     "Normalize between Dense": Case(
         _RAW._replace(modules=(MEAN, dense(48, TANH), UNIT, dense(16, TANH, 48))),
         refused("Dense, Normalize, Dense"),
     ),
     "largest": Case(
-        _RAW._replace(modules=(pooling("max"),)), Expected(EXACT, _NOT_IN_FLAX, "torch")
+        _RAW._replace(modules=(pooling("max"),)), Expected(EXACT, _NOT_IN_FLAX, _NOT_IN_FLAX)
     ),
     "largest, and its inner products": Case(
         _RAW._replace(modules=(pooling("max"),), settings={**OF_2_7, "similarity_fn_name": "dot"}),
-        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+        Expected(EXACT, _NOT_IN_FLAX, _NOT_IN_FLAX),
     ),
     "weighted mean": Case(
         MINILM._replace(modules=(pooling("other", pooling_mode_weightedmean_tokens=True), UNIT)),
-        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+        Expected(EXACT, _NOT_IN_FLAX, _NOT_IN_FLAX),
     ),
     "sum by the root of the length": Case(
         _RAW._replace(modules=(pooling("other", pooling_mode_mean_sqrt_len_tokens=True),)),
-        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+        Expected(EXACT, _NOT_IN_FLAX, _NOT_IN_FLAX),
     ),
     "no mode of pooling": Case(
         _RAW._replace(modules=(Module("Pooling", {"word_embedding_dimension": HIDDEN}),))
     ),
     "mean and [CLS]": Case(
         _RAW._replace(modules=(pooling("mean", pooling_mode_cls_token=True),)),
-        Expected(EXACT, _NOT_IN_FLAX, "torch"),
+        Expected(EXACT, _NOT_IN_FLAX, _NOT_IN_FLAX),
     ),
     "LayerNorm": Case(_RAW._replace(saved_as="with LayerNorm"), refused("LayerNorm")),
     "LSTM": Case(_RAW._replace(saved_as="with an LSTM"), refused("LSTM")),

@@ -28,11 +28,11 @@ from cocondenser_jax.model_folder.folder import (
     read_representation,
     write_resolved,
 )
-from cocondenser_jax.pipelines.backends import open_model, require_same_reading
+from cocondenser_jax.pipelines.adapt import require_trainable
 from cocondenser_jax.representation import passage_prompt, query_prompt
 from cocondenser_jax.retriever.search.encode import Encoding, load_encoder
 from cocondenser_jax.retriever.search.lengths import max_tokens
-from cocondenser_jax.retriever.search.models import load_as, pooled_size
+from cocondenser_jax.retriever.search.models import load_as
 from tests.mutations import fuzz
 from tests.published_contradictions import apply_changes, changes
 from tests.published_folders import write_folder
@@ -139,32 +139,28 @@ def by_jax(folder: Path) -> Vectors:
 def by_training(folder: Path) -> Vectors:
     """Encodes as `adapt` does before its first step, after what it compares."""
     representation = read_representation(folder)
+    shape, tokenizer = require_trainable(folder, representation)
     with linked_folder(folder, representation) as resolved:
-        backend, reading = open_model(resolved)
-        model = load_as(folder, representation)
-        require_same_reading(backend, reading, resolved, model)
-        if backend.name != "jax":
-            raise UserError("PyTorch trains what it serves")
         config, params = load_in_flax(resolved)
-        prompts = dict(reading.representation.prompts)
-        longest, limit = reading.longest_text, config.max_length
-        return Vectors(
-            *(
-                encode_rows(config, params, reading, prompt, min(length or longest, limit))
-                for prompt, length in (
-                    (query_prompt(prompts), representation.query_length),
-                    (passage_prompt(prompts), representation.passage_length),
-                )
+    prompts = dict(shape.representation.prompts)
+    longest, limit = shape.longest_text, config.max_length
+    return Vectors(
+        *(
+            encode_rows(config, params, tokenizer, prompt, min(length or longest, limit))
+            for prompt, length in (
+                (query_prompt(prompts), representation.query_length),
+                (passage_prompt(prompts), representation.passage_length),
             )
         )
+    )
 
 
-def encode_rows(config, params, reading, prompt, longest):
-    rows = tokens_in_training(reading.tokenizer, TEXTS, prompt)
-    n_end = len(reading.tokenizer.suffix_ids)
+def encode_rows(config, params, tokenizer, prompt, longest):
+    rows = tokens_in_training(tokenizer, TEXTS, prompt)
+    n_end = len(tokenizer.suffix_ids)
     rows = [row if len(row) <= longest else row[: longest - n_end] + row[-n_end:] for row in rows]
     length = max(map(len, rows))
-    ids_NxL = np.full((len(rows), length), reading.tokenizer.pad_id, np.int32)
+    ids_NxL = np.full((len(rows), length), tokenizer.pad_id, np.int32)
     mask_NxL = np.zeros((len(rows), length), bool)
     for i, row in enumerate(rows):
         ids_NxL[i, : len(row)] = row
@@ -177,8 +173,8 @@ def by_what_adapt_publishes(folder: Path) -> Vectors | None:
     representation = read_representation(folder)
     out = folder.parent / "resolved"
     try:
-        model = load_as(folder, representation)
-        write_resolved(folder, representation, pooled_size(model), out)
+        shape, _ = require_trainable(folder, representation)
+        write_resolved(folder, representation, shape.hidden_size, out)
         found = by_the_library(out)
         if found is None:
             raise AssertionError("the copy cannot be loaded")

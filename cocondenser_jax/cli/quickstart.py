@@ -43,18 +43,12 @@ def quickstart(workdir):
     required("--corpus", CORPUS, "your documents: whatever corpus --source takes"),
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
-    flag("--data", DATA, "what to test on, with judgments; or queries, of which to judge 30"),
-    flag(
-        "--backend",
-        (None, "jax", "torch", "lora"),
-        "what trains the model (default: jax where it can)",
-    ),
-    _LANGUAGE,
+    flag("--data", DATA, "passages, queries and judgments to test on (default: no test)"),
     flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)", goes_with="data"),
     flag(
-        "--test_passages",
-        COUNT,
-        "test on so many, the judged ones and a sample (default: all)",
+        "--language",
+        "english",
+        "that of your documents, for BM25; none: words as they are",
         goes_with="data",
     ),
     ignore_identical_ids(goes_with="data"),
@@ -66,10 +60,8 @@ def adapt(
     model,
     workdir,
     data,
-    backend,
-    language,
     metric,
-    test_passages,
+    language,
     ignore_identical_ids,
     pooling,
     similarity,
@@ -78,10 +70,11 @@ def adapt(
     dimensions,
     overrides,
 ):
-    """Adapt an embedding model to your documents, and test whether that helped; resumes."""
-    from cocondenser_jax.pipelines.adapt import Options, adapt
+    """Train an embedding model on your documents, and test whether that helped; resumes."""
+    from cocondenser_jax.pipelines.adapt import adapt
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.representation import Given
+    from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
     given = Given(
         pooling=pooling,
@@ -90,9 +83,17 @@ def adapt(
         passage_prompt=passage_prompt,
         dimensions=dimensions,
     )
+    trial = None
+    if data is not None:
+        trial = Trial(
+            data=data,
+            metrics=with_first(metric),
+            language=language,
+            ignore_identical_ids=ignore_identical_ids,
+            corpus=corpus if data.is_file() else None,
+        )
     prepare_libtpu()
-    options = Options(given, backend, language, ignore_identical_ids, metric, test_passages)
-    table, summary, search = adapt(workdir, corpus, model, data, overrides, options)
+    table, summary, search = adapt(workdir, corpus, model, trial, overrides, given)
     _print_outcome(workdir, table, summary)
     _print_retriever(workdir, search)
 

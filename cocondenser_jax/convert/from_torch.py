@@ -112,25 +112,21 @@ def load_encoder(
     return config, with_missing_head(folder, zeros | tensors, config, None)
 
 
-def read_shape(folder: Path, hint: str = _OTHER_VECTORS) -> ModelConfig:
+def read_shape(folder: Path) -> ModelConfig:
     """Reads a model's shape, and its Condenser head's if it has one, without its weights.
-
-    Args:
-      folder: of the model.
-      hint: what to do about vectors that cannot be trained, for the message.
 
     Raises:
       UnsupportedError: for what the Flax network does not compute.
     """
-    return _shape(folder, _read_head(folder), n_head_layers=0, hint=hint)
+    return _shape(folder, _read_head(folder), n_head_layers=0)
 
 
-def _trained_representation(folder: Path, hint: str) -> Representation:
+def _trained_representation(folder: Path) -> Representation:
     """Returns what is trained of a folder's representation."""
     try:
         published = read_representation(folder, plain=AS_IN_PAPERS)
     except UserError as error:
-        raise UserError(f"{error} ({hint})") from error
+        raise UserError(f"{error} ({_OTHER_VECTORS})") from error
     for layer in published.dense:
         if layer.activation_name not in ACTIVATIONS:
             expected = ", ".join(ACTIVATIONS)
@@ -138,13 +134,14 @@ def _trained_representation(folder: Path, hint: str) -> Representation:
                 folder,
                 f"has a Dense layer that ends in {layer.activation};"
                 f" expected {expected} of torch.nn",
-                hint,
+                _OTHER_VECTORS,
             )
     if published.pooling not in POOLINGS:
-        raise UnsupportedError(folder, f"pools by {published.pooling}; expected cls or mean", hint)
+        reason = f"pools by {published.pooling}; expected cls or mean"
+        raise UnsupportedError(folder, reason, _OTHER_VECTORS)
     if published.scaled_before_dense:
         reason = "scales vectors before a dense layer, which the Flax network does not"
-        raise UnsupportedError(folder, reason, hint)
+        raise UnsupportedError(folder, reason, _OTHER_VECTORS)
     return published
 
 
@@ -155,13 +152,12 @@ def _shape(
     n_head_layers: int | None,
     skip_from: int | None = None,
     representation: Representation | None = None,
-    hint: str = _OTHER_VECTORS,
 ) -> ModelConfig:
     """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
     fields = _read_backbone_config(folder)
     fields["skip_from"] = fields["num_hidden_layers"] // 2
     if representation is None:
-        fields["representation"] = _trained_representation(folder, hint)
+        fields["representation"] = _trained_representation(folder)
     else:
         with contextlib.suppress(UserError):  # modules that are not used
             own = read_representation(folder, plain=AS_IN_PAPERS)

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,7 +44,6 @@ WEIGHTS = (
 # The Condenser head: as we write it, or as the published research checkpoints have it.
 OWN_HEAD = "condenser_head.safetensors"
 HEADS = (OWN_HEAD, "model.pt")
-_CARD_SIZES = re.compile(r'"matryoshka_dims":\s*\[([\d,\s]*)\]')
 # Of which a tokenizer is made; the merges of a BPE are beside its vocab.json.
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 # What vectors depend on: weights, those of adapters too, settings and tokenizers.
@@ -128,25 +126,6 @@ def require_outside(folder: Path, out: Path) -> None:
     """
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{out} lies in the folder of the model, {folder}: choose another place")
-
-
-def read_trained_sizes(folder: Path) -> list[int]:
-    """Returns the sizes that a folder's vectors were trained at, the largest first; none: one.
-
-    They are `matryoshka_dimensions` in config.json, which vLLM and SGLang read, too; else those in
-    the model card, where sentence-transformers writes the arguments of its MatryoshkaLoss. What
-    other cards say in words is not read.
-    """
-    sizes = read_object(network_folder(folder) / "config.json", {}).get("matryoshka_dimensions")
-    if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
-        return sorted({*sizes}, reverse=True)
-    card = folder / "README.md"
-    if not card.is_file():
-        return []
-    lists = _CARD_SIZES.findall(card.read_text(encoding="utf-8", errors="replace"))
-    return sorted(
-        {int(size) for found in lists for size in re.findall(r"\d+", found)}, reverse=True
-    )
 
 
 def read_representation(

@@ -6,7 +6,6 @@ papers.figures.neighborhood).
 
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -48,25 +47,6 @@ def compared() -> str:
         ["one", "two", "four", "three", "off"],
         "Queries that people wrote: 500 questions, 35 requests, 30 requests, 300 claims.",
         0.9,
-    )
-
-
-def adapted() -> str:
-    """Returns the chart of what `adapt` measured on docstrings, from the table of its page."""
-    head, *rows = rows_of("docs/adapt.md", "| 16,254 docstrings")
-    groups = {
-        re.sub(r" \+ BM25", "|+ BM25", row[0]): {
-            name: float(row[head.index(name)]) for name in ("MRR@10", "nDCG@10")
-        }
-        for row in rows
-    }
-    return bar_chart(
-        "all-MiniLM-L6-v2 adapted to docstrings, without labels",
-        "metric, from 0 to 1: higher is better",
-        groups,
-        ["one", "two"],
-        "1,000 first paragraphs of docstrings search the rest of 16,254.",
-        0.7,
     )
 
 

@@ -178,7 +178,6 @@ PICTURES = {
     "cocondenser": cocondenser,
     "gradient_cache": gradient_cache,
     "compared": charts.compared,
-    "adapted": charts.adapted,
     "labels": charts.labels,
     "learning": charts.learning,
     "plan": charts.plan,

@@ -12,10 +12,6 @@ from tests.papers.tiny_data import write_data, write_quickstart_models
 # With those of the papers and of test_design.py, they run every command; `make reproduce` runs
 # every row.
 ROWS_OF_EACH_KIND = [
-    ("proof/adapt-scifact", "adapted"),
-    ("proof/adapt-docstrings", "SimCSE"),
-    ("questions/med", "taught + BM25"),
-    ("questions/log", "MEDLARS, all-MiniLM-L6-v2 + BM25, log"),
     ("proof/scratch", "none-100"),
 ]
 EVERY_ROW = os.environ.get("REPRODUCE") == "all"

@@ -16,7 +16,6 @@ from cocondenser_jax.model_folder.folder import (
     linked_folder,
     lowers_case,
     read_representation,
-    read_trained_sizes,
     write_resolved,
 )
 from cocondenser_jax.representation import AS_IN_PAPERS, Given
@@ -84,24 +83,6 @@ def test_vectors_depend_on_modules_and_adapters_too(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in files_of_vectors(tmp_path)] == names
 
 
-@pytest.mark.parametrize(
-    ("card", "sizes"),
-    [
-        (None, []),
-        ("# A model\n", []),
-        ('"matryoshka_dims": [\n        768,\n        256\n    ],', [768, 256]),
-        ('"matryoshka_dims": [128, 256]\n ... "matryoshka_dims": [256, 64]', [256, 128, 64]),
-        ('"matryoshka_dims": []', []),
-        ("matryoshka_dims: 768, 256", []),
-        ('"matryoshka_dims": ["768"]', []),
-    ],
-)
-def test_sizes_are_read_from_the_arguments_of_a_loss_in_the_card(tmp_path, card, sizes):
-    if card is not None:
-        (tmp_path / "README.md").write_text(card)
-    assert read_trained_sizes(tmp_path) == sizes
-
-
 def test_a_cross_encoder_is_no_bi_encoder_unless_that_is_said(cross_encoder_folder):
     for given in (Given(), Given(pooling="cls"), Given(similarity="dot")):
         with pytest.raises(UserError, match=r"scores pairs of texts, .* expected a bi-encoder"):
@@ -132,26 +113,3 @@ def test_the_copy_of_a_folder_without_modules_has_no_file_that_only_modules_make
     assert read_representation(tmp_path / "copy") == representation
     lengths = [SentenceTransformer(str(tmp_path / n)).max_seq_length for n in ("model", "copy")]
     assert lengths == [32, 32]
-
-
-@pytest.mark.parametrize("subfolder", ["", "0_Transformer"])
-@pytest.mark.parametrize(
-    ("named", "sizes"),
-    [
-        ([64, 256, 128, 64], [256, 128, 64]),
-        ([], [32]),  # then the card's
-        ("256", [32]),
-        ([True], [32]),
-        (None, [32]),
-    ],
-)
-def test_sizes_are_read_from_the_config_of_the_network_before_the_card(
-    tmp_path, subfolder, named, sizes
-):
-    module = {"type": "sentence_transformers.models.Transformer", "path": subfolder}
-    (tmp_path / "modules.json").write_text(json.dumps([module]))
-    (tmp_path / subfolder).mkdir(exist_ok=True)
-    config = tmp_path / subfolder / "config.json"
-    config.write_text(json.dumps({"matryoshka_dimensions": named}))
-    (tmp_path / "README.md").write_text('"matryoshka_dims": [32]')
-    assert read_trained_sizes(tmp_path) == sizes

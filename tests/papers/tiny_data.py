@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
-from experiments import alternatives, held_questions, learned, planned, query_log, vector_map
+from experiments import held_questions, learned, planned
 from papers import (
     abs_beam,
     abs_data,
@@ -51,10 +51,7 @@ SMALLER = {
     " --config.data.train_queries=12 --config.model.max_length=32"
     " --config.data.loader_workers=0",
     "papers.sentences train": "--train_rows=16 --length=16",
-    "adapt": "--config.train.steps=2 --config.data.length=16 --config.data.batch_size=8"
-    " --config.probe.documents=6",
     "papers.abs_data": "--dev=3 --test=4",
-    "experiments.alternatives": "--core_minutes=0",
     "experiments.held_questions": "--questions=6 --passages=40",
     "experiments.learned": "--least=-9",
     "papers.figures.attention": "--n_texts=8 --passage_length=16",
@@ -63,12 +60,9 @@ SMALLER = {
 # Scripts with the flags of `finetune`, and with flags of their own.
 FINE_TUNING_SCRIPTS = {"papers.abs_beam": abs_beam, "papers.abs_rank": abs_rank}
 SCRIPTS = {
-    "experiments.alternatives": alternatives,
     "experiments.held_questions": held_questions,
     "experiments.learned": learned,
     "experiments.planned": planned,
-    "experiments.query_log": query_log,
-    "experiments.vector_map": vector_map,
     "papers.abs_data": abs_data,
     "papers.answers": answers,
     "papers.dpr": dpr,

@@ -1,64 +1,58 @@
-"""`adapt` on tiny texts: without judgments (killed once), and with judgments of test."""
+"""`adapt` on tiny texts: killed once, then without judgments, then with those of test."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.configs.adapt import fit
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.corpus.batches import batch_document_ids, held_out_documents, steps_per_epoch
-from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.whole import file_sha256
+from cocondenser_jax.files.whole import file_sha256, read_object
+from cocondenser_jax.model_folder.folder import read_representation
 from cocondenser_jax.pipelines import adapt as adapting
-from cocondenser_jax.pipelines import agreement
-from cocondenser_jax.pipelines.adapt import Options, adapt
-from cocondenser_jax.pipelines.agreement import Sample
+from cocondenser_jax.pipelines.adapt import adapt
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retriever.compare import comparison
-from cocondenser_jax.retriever.compare.changes import first_of
-from cocondenser_jax.retriever.compare.differences import most_different
-from cocondenser_jax.retriever.compare.judging import describe_form
+from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.data.trec import read_qrels, read_run
 from cocondenser_jax.retriever.search.fuse import fuse_runs
-from cocondenser_jax.retriever.search.models import blend, load_retriever
-from tests.world import write_records
+from cocondenser_jax.retriever.search.models import load_retriever
+from cocondenser_jax.settings import check
+from tests.world import WORDS, batches_of, read_records, write_beir, write_qrels, write_records
 
-pytestmark = pytest.mark.timeout(900)  # the first test pays for all trainings
+pytestmark = pytest.mark.timeout(900)  # the first test pays for the training
 N_TEXTS, N_STEPS = 60, 6
 SETTINGS = [f"--config.train.steps={N_STEPS}", "--config.data.length=64", "--config.log_every=1"]
 SETTINGS += ["--config.checkpoint.every=1", "--config.probe.every=1"]
 SETTINGS += ["--config.optimizer.learning_rate=0.01"]  # in so few steps, enough to be seen
+TEXTS = [" ".join(WORDS[:4]), " ".join(WORDS[2:9])]
 
 
 class Finished(NamedTuple):
-    """Two adaptations, of one model and corpus: the second has the first one's pre-training."""
+    """An adaptation that was killed, resumed, and called again with judgments."""
 
     model: Path
     corpus: Path
     data: Path
-    unlabeled: Path
-    judged: Path
-    printed: dict[Path, str]
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    workdir: Path
+    without: list[str]  # what the call without judgments printed
+    judged: list[str]
 
 
 def kill_during_training(words, workdir):
@@ -72,11 +66,14 @@ def kill_during_training(words, workdir):
     assert process.wait() == -signal.SIGKILL
 
 
-def copy_pretraining(finished, workdir):
-    """Copies an adaptation to another folder, where it continues."""
-    shutil.copytree(finished, workdir)
-    run = workdir / "pretraining" / "run.json"
-    run.write_text(run.read_text().replace(str(finished), str(workdir)))
+def weights(folder):
+    return {name: x.numpy() for name, x in SentenceTransformer(str(folder)).state_dict().items()}
+
+
+def assert_same_weights(folder, other):
+    expected = weights(other)
+    for name, value in weights(folder).items():
+        np.testing.assert_array_equal(value, expected[name], name)
 
 
 @pytest.fixture(scope="module")
@@ -92,37 +89,81 @@ def corpus(tmp_path_factory, words):
 
 
 @pytest.fixture(scope="module")
-def judged_data(tmp_path_factory, beir):
-    folder = tmp_path_factory.mktemp("data") / "judged"
-    shutil.copytree(beir, folder)
-    (folder / "qrels" / "train.tsv").rename(folder / "qrels" / "test.tsv")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, make_model, corpus, judged_data):
+def finished(tmp_path_factory, make_model, corpus, beir):
     folder = tmp_path_factory.mktemp("adapt")
-    model = folder / "with-mean-pooling"
+    model, data, workdir = folder / "model", folder / "data", folder / "adapted"
     loaded = load_retriever(make_model(), given=Given("mean", "dot"))
     loaded.similarity_fn_name = "cosine"
     loaded.save_pretrained(str(model), create_model_card=False)
-    own = [f"--corpus={corpus}", f"--model={model}"]
-    asked = {"unlabeled": own, "judged": [*own, f"--data={judged_data}"]}
-    printed = {}
-    for name, words in asked.items():
-        workdir = folder / name
-        command = ["adapt", *words, f"--workdir={workdir}", *SETTINGS]
-        if name == "unlabeled":
-            kill_during_training(command, workdir)
-            assert not (workdir / "model").exists()
-        else:
-            copy_pretraining(folder / "unlabeled", workdir)
+    shutil.copytree(beir, data)
+    (data / "qrels" / "train.tsv").rename(data / "qrels" / "test.tsv")
+    command = ["adapt", f"--corpus={corpus}", f"--model={model}", f"--workdir={workdir}", *SETTINGS]
+    kill_during_training(command, workdir)
+    assert not (workdir / "adapted").exists()
+    printed = []
+    for flags in ([], [f"--data={data}"]):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdout", out := (folder / f"{name}.out").open("w"))
-            assert main(command) == 0
+            patch.setattr(sys, "stdout", out := (folder / "out").open("w"))
+            assert main([*command, *flags]) == 0
             out.close()
-        printed[workdir] = (folder / f"{name}.out").read_text()
-    return Finished(model, corpus, judged_data, *(folder / name for name in asked), printed)
+        printed.append((folder / "out").read_text().splitlines())
+        if not flags:
+            assert_same_weights(workdir / "retriever", model)
+    return Finished(model, corpus, data, workdir, *printed)
+
+
+@pytest.mark.effect("adapt --corpus", "adapt --model", "adapt --workdir")
+def test_an_adaptation_that_was_killed_is_as_promised(finished):
+    workdir = finished.workdir
+    logged = read_records(workdir / "pretraining" / "metrics.jsonl")
+    for kind in ("loss", "probe/positive_mrr"):  # none lost, none twice
+        assert [x["step"] for x in logged if kind in x] == [*range(1, N_STEPS + 1)]
+    network, params, facts = load_run(workdir / "pretraining")
+    assert facts["step"] == N_STEPS
+    assert facts["data"]["source"] == str(finished.corpus)
+    # Where all that was assumed or given of the model stands.
+    assert facts["config"]["warm_start"] == str(workdir / "published")
+    assert facts["config"]["data"]["pairs"] == "sentence"
+    assert network.representation == Representation("mean", similarity="cosine")
+    exported, tensors = load_folder(str(workdir / "adapted"), n_head_layers=0)
+    assert exported.representation == SPELLINGS["mean-cosine"]
+    jax.tree.map(np.testing.assert_array_equal, tensors, params)
+    copy = workdir / "published" / "model.safetensors"
+    assert file_sha256(copy) == file_sha256(finished.model / "model.safetensors")
+
+
+def test_the_adapted_model_is_a_drop_in_that_has_changed(finished):
+    model = SentenceTransformer(str(finished.workdir / "adapted"))
+    assert model.similarity_fn_name == "cosine"
+    assert model[1].pooling_mode == "mean"
+    before, after = weights(finished.model), weights(finished.workdir / "adapted")
+    changed = [name for name in before if (before[name] != after[name]).any()]
+    assert len(changed) > len(before) / 2
+
+
+def test_without_judgments_the_published_model_stays(finished):
+    line = finished.without[0]
+    assert line.startswith("VERDICT: unknown | no judgments, so the published model stays (")
+    assert line.endswith(" | retriever/ is published")
+    command = line[line.index("`") + 1 : line.rindex("`")]
+    published, adapted = (f"--model={finished.workdir / x}" for x in ("published", "adapted"))
+    assert command == f"cocondenser compare {published} {adapted}"
+
+
+def cosine_run(model, data):
+    """Ranks all passages with sentence-transformers alone."""
+    passages = read_records(data / "corpus.jsonl")
+    texts = {p["_id"]: f"{p['title']} {p['text']}".strip() for p in passages}
+    queries = {q["_id"]: q["text"] for q in read_records(data / "queries.jsonl")}
+    encoder = SentenceTransformer(str(model))
+    asked = read_qrels(data / "qrels" / "test.tsv")
+    scores_QxP = encoder.similarity(
+        encoder.encode([queries[q] for q in asked]), encoder.encode([*texts.values()])
+    ).numpy()
+    return {
+        query: dict(zip(texts, map(float, scores_P), strict=True))
+        for query, scores_P in zip(asked, scores_QxP, strict=True)
+    }
 
 
 def results(workdir):
@@ -130,189 +171,80 @@ def results(workdir):
     return {row["name"]: row for row in json.loads(file.read_text())}
 
 
-def weights(folder):
-    return {name: x.numpy() for name, x in SentenceTransformer(str(folder)).state_dict().items()}
-
-
-@pytest.mark.effect("adapt --corpus", "adapt --model", "adapt --workdir")
-def test_an_adaptation_that_was_killed_is_as_promised(finished):
-    workdir = finished.unlabeled
-    logged = lines(workdir / "pretraining" / "metrics.jsonl")
-    for kind in ("loss", "probe/positive_mrr"):  # none lost, none twice
-        assert [x["step"] for x in logged if kind in x] == [*range(1, N_STEPS + 1)]
-    network, params, facts = load_run(workdir / "pretraining")
-    assert facts["step"] == N_STEPS
-    assert facts["data"]["source"] == str(finished.corpus)
-    # Where all that was assumed or given of the model stands.
-    assert facts["config"]["warm_start"] == str(workdir / "published" / "model")
-    assert facts["config"]["data"]["pairs"] == "sentence"
-    assert network.representation == Representation("mean", similarity="cosine")
-    exported, tensors = load_folder(str(workdir / "model"), n_head_layers=0)
-    assert exported.representation == SPELLINGS["mean-cosine"]
-    jax.tree.map(np.testing.assert_array_equal, tensors, params)
-    assert not (workdir / "test").exists()
-    copy = workdir / "published" / "model" / "model.safetensors"
-    assert file_sha256(copy) == file_sha256(finished.model / "model.safetensors")
-
-
-def test_without_judgments_the_alpha_that_agrees_is_kept(finished):
-    workdir = finished.unlabeled
-    chosen = json.loads((workdir / "agreement.json").read_text())
-    last = list(chosen["tests"])[-1]
-    for alpha, test in chosen["tests"].items():
-        holds = test["difference"] >= 0 or test["randomization_p"] >= 0.05
-        assert holds == (float(alpha) == chosen["alpha"])
-    assert chosen["alpha"] in (0.0, float(last))
-    line = finished.printed[workdir].splitlines()[0]
-    verdict = "no difference | none of the change is kept"
-    if chosen["alpha"]:
-        verdict = f"unknown | {describe_form(workdir / 'to_judge')}"
-    assert line == f"VERDICT: {verdict} | retriever/ is published"
-    for name, value in weights(workdir / "retriever").items():
-        np.testing.assert_array_equal(value, weights(finished.model)[name], name)
-
-
-def test_without_judgments_the_queries_to_judge_are_those_that_differ_most(finished):
-    workdir = finished.unlabeled
-    alpha = json.loads((workdir / "agreement.json").read_text())["alpha"]
-    assert (workdir / "to_judge").exists() == (alpha > 0)
-    if not alpha:
-        return
-    store = open_store(workdir / "store")
-    sample = agreement.sample_store(store, held_out_documents(store, 300, of_one_span=True))
-    before, after = (load_retriever(workdir / name) for name in ("published/model", "model"))
-    models = before, blend(before, after, alpha)
-    runs = [agreement.dense_run(model, sample) for model in models]
-    expected = most_different([first_of(run, run) for run in runs], 30)
-    names = [q["_id"] for q in lines(workdir / "to_judge" / "queries.jsonl")]
-    assert names == [f"query-{query}" for query in expected]
-
-
-def test_the_retriever_is_a_drop_in_whose_weights_lie_between(finished):
-    workdir = finished.unlabeled
-    alpha = json.loads((workdir / "agreement.json").read_text())["alpha"]
-    model = SentenceTransformer(str(workdir / "retriever"))
-    assert model.similarity_fn_name == "cosine"
-    kinds = [type(module).__name__ for module in model]
-    # As published, the folder says cosine without a module that makes it so.
-    assert kinds == ["Transformer", "Pooling"]
-    assert model[1].pooling_mode == "mean"
-    before, after = weights(finished.model), weights(workdir / "model")
-    changed = weights(workdir / "adapted" / "model") if alpha else before
-    for name, value in changed.items():
-        expected = (1 - alpha) * before[name] + alpha * after[name]
-        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6, err_msg=name)
-    assert any((before[name] != after[name]).any() for name in before)
-
-
-def cosine_run(model, data):
-    """Ranks all passages with sentence-transformers alone."""
-    passages = {p["_id"]: f"{p['title']} {p['text']}".strip() for p in lines(data / "corpus.jsonl")}
-    queries = {q["_id"]: q["text"] for q in lines(data / "queries.jsonl")}
-    encoder = SentenceTransformer(str(model))
-    asked = read_qrels(data / "qrels" / "test.tsv")
-    scores = encoder.similarity(
-        encoder.encode([queries[q] for q in asked]), encoder.encode([*passages.values()])
-    ).numpy()
-    return {
-        q: dict(zip(passages, map(float, s), strict=True))
-        for q, s in zip(asked, scores, strict=True)
-    }
-
-
 @pytest.mark.effect("adapt --data")
 def test_with_judgments_all_rankings_are_compared_on_them(finished):
-    rows = results(finished.judged)
+    rows = results(finished.workdir)
     qrels = read_qrels(finished.data / "qrels" / "test.tsv")
-    test = finished.judged / "test"
+    test = finished.workdir / "test"
     bm25 = read_run(test / "bm25.trec")
-    alpha = json.loads((finished.judged / "agreement.json").read_text())["alpha"]
-    names = ["published", *(["adapted"] if alpha else [])]
+    names = ["published", "adapted"]
     assert [*rows] == ["BM25", *(n + end for n in names for end in ("", " + BM25"))]
     for name in names:
-        run = cosine_run(finished.judged / name / "model", finished.data)
+        run = cosine_run(finished.workdir / name, finished.data)
         fused = fuse_runs([bm25, read_run(test / "models" / name / "dense.trec")], "min_max")
         for row, expected in ((name, run), (f"{name} + BM25", fused)):
             found = evaluate_run(qrels, expected, ["nDCG@10", "MRR@10"])["mean"]
             for measure, value in found.items():
                 assert rows[row]["metrics"][measure] == pytest.approx(value, abs=2e-3), row
-    assert all(row["seconds"] > 0 for row in rows.values())
-    facts = {name: (row["model"], row["is_fused"]) for name, row in rows.items()}
-    assert facts.pop("BM25") == ("", False)
-    assert facts == {n + end: (n, bool(end)) for n in names for end in ("", " + BM25")}
+    # Training is part of what the adapted model took.
+    assert rows["adapted"]["seconds"] > read_object(finished.workdir / "seconds.json")["adapted"]
+    (verdict,) = [line for line in finished.judged if line.startswith("VERDICT: ")]
+    kept = verdict.rpartition(" ")[2]
+    assert (kept == "adapted") == verdict.startswith("VERDICT: helped | nDCG@10 | ")
+    assert_same_weights(finished.workdir / "retriever", finished.workdir / kept)
 
 
 def test_the_search_that_is_printed_finds_something(finished, capsys):
-    printed = finished.printed[finished.judged]
-    assert "VERDICT: " in printed
-    command = printed[printed.index("cocondenser search") :].split()
-    assert main([*command[1:-1], "--query=a word", "--top_k=2"]) == 0
+    (command,) = [line for line in finished.judged if "cocondenser search" in line]
+    words = command.partition(": cocondenser ")[2].split()
+    assert main([*words[:-1], "--query=a word", "--top_k=2"]) == 0
     assert capsys.readouterr().out.startswith('"a word"\n')
 
 
-def test_called_again_it_makes_nothing(finished, monkeypatch, caplog):
-    caplog.set_level("INFO", logger=adapting.__name__)
-    for name in ("write_store", "choose_alpha"):
+def test_called_again_it_makes_nothing(finished, monkeypatch):
+    for name in ("write_store", "write_resolved", "pretrain_model"):
         monkeypatch.setattr(adapting, name, pytest.fail)
     for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
         monkeypatch.setattr(comparison, name, pytest.fail)
-    before = results(finished.judged)
     corpus, model = str(finished.corpus), str(finished.model)
-    again = adapt(finished.judged, corpus, model, finished.data, SETTINGS)
-    first = {name: f"{row['metrics']['nDCG@10']:.3f}" for name, row in before.items()}
-    assert {name: cell.split()[0] for name, cell, *_ in again.table[1:]} == first
-    assert again.summary in finished.printed[finished.judged]
-    assert not [m for m in caplog.messages if m.startswith("adapt: ")]
+    again = adapt(finished.workdir, corpus, model, Trial(finished.data), SETTINGS)
+    first = {name: row["metrics"]["nDCG@10"] for name, row in results(finished.workdir).items()}
+    assert [line[0] for line in again.table[1:]] == [*first]
+    assert [line[1].split()[0] for line in again.table[1:]] == [f"{x:.3f}" for x in first.values()]
+    assert again.summary in finished.judged
 
 
-def test_the_work_is_logged_before_the_first_step(
-    finished, tmp_path, monkeypatch, train_by, caplog
-):
-    caplog.set_level("INFO", logger=adapting.__name__)
-    workdir = tmp_path / "again"
-    copy_pretraining(finished.judged, workdir)
-    shutil.rmtree(workdir / "model")
-
-    def pretrain(config, run, model):
-        raise UserError("the first step")
-
-    train_by(pretrain)
-    seconds = [0]  # two for each passage that is encoded
-    clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
-    monkeypatch.setattr(adapting, "time", clock)
-    monkeypatch.setattr("cocondenser_jax.retriever.compare.survey._N_TEXTS", 3)
-    monkeypatch.setattr(adapting, "encode_texts", lambda _, texts: seconds.append(2 * len(texts)))
-    with pytest.raises(UserError, match="the first step"):
-        adapt(workdir, str(finished.corpus), str(finished.model), finished.data, SETTINGS)
-    work, test = [m for m in caplog.messages if m.startswith("adapt: ")]
-    said = f"{N_TEXTS} documents; {N_STEPS} steps of 32 pairs (sentence), of up to 64 tokens each"
-    assert work.endswith(said)
-    n_passages = len(lines(finished.data / "corpus.jsonl"))
-    assert 2 * 3 <= sum(seconds) < 2 * 6
-    minutes, rest = divmod(2 * n_passages, 60)
-    each = f"about {minutes:02}:{rest:02} each"
-    assert test.endswith(f"the test encodes {n_passages} passages with two models, {each}")
+def test_another_corpus_is_refused(finished, capsys):
+    words = ["adapt", f"--corpus={finished.corpus / '0.txt'}", f"--model={finished.model}"]
+    assert main([*words, f"--workdir={finished.workdir}", *SETTINGS]) == 2
+    assert f"{finished.workdir} was started with corpus_sha256=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
-        ({"model": "gpt"}, "the weights of gpt lack "),
-        ({"model": "gpt", "backend": "jax"}, "model_type is 'gpt2'; expected bert or roberta"),
+        ({"model": "qwen3"}, "model_type is 'qwen3'; expected bert or roberta"),
+        ({"model": "qwen3"}, "SentenceTransformerTrainer"),
+        ({"model": "t5"}, "model_type is 't5'; expected bert or roberta"),
+        ({"model": "max"}, "max: pools by max; expected cls or mean (sentence-transformers'"),
         ({"model": "empty"}, "empty has no config.json: expected the folder of a model"),
         ({"data": "empty"}, "empty has no judgments of split 'test': expected qrels/test.tsv"),
         ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
-        ({"workdir": "gpt"}, "gpt already exists: choose a new folder"),
-        ({"model": "gpt", "workdir": "gpt/new"}, "gpt/new lies in the folder of the model, gpt"),
-        ({"model": "nowhere", "workdir": "gpt"}, "gpt already exists: choose a new folder"),
+        ({"data": "log.txt"}, "log.txt has no judgments to test by: leave --data out, and compare"),
+        ({"data": "strange"}, "strange has none of the 2 passages that its judgments of test find"),
+        ({"metric": "MRR@10"}, "--metric goes with --data"),
+        ({"workdir": "max"}, "max already exists: choose a new folder"),
+        ({"model": "max", "workdir": "max/new"}, "max/new lies in the folder of the model, max"),
+        ({"dimensions": "33"}, "the sizes of vectors are 33; expected"),
         ({"config.train.step": "3"}, "'config.train.step': did you mean config.train.steps or "),
         ({"config.data.length": "65"}, "config.data.length 65 is longer than the 64 tokens that"),
         (
             {"config.train.chunk_size": "8", "config.data.batch_size": "16"},
             "config.train.chunk_size 8 does not divide the 4 spans of a device",
         ),
-        ({"config.warm_start": "gpt"}, "config.warm_start cannot be given: `adapt` sets it"),
+        ({"config.warm_start": "max"}, "config.warm_start cannot be given: `adapt` sets it"),
+        ({"config.data.store": "max"}, "config.data.store cannot be given: `adapt` sets it"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_made(
@@ -320,82 +252,187 @@ def test_bad_input_is_one_line_before_anything_is_made(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    shutil.copytree(model_folder, tmp_path / "gpt")
-    config = json.loads((tmp_path / "gpt" / "config.json").read_text()) | {"model_type": "gpt2"}
-    (tmp_path / "gpt" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "log.txt").write_text("a word\nanother one\n")
+    write_beir(tmp_path / "strange", WORDS[:3], WORDS[:2], {"test": [0, 1]})
+    write_qrels(tmp_path / "strange" / "qrels" / "test.tsv", {"q0": {"x0": 1}, "q1": {"x1": 1}})
+    for name in ("qwen3", "t5"):
+        shutil.copytree(model_folder, tmp_path / name)
+        config = read_object(tmp_path / name / "config.json") | {"model_type": name}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    layers = [Transformer(str(model_folder)), Pooling(32, "max")]
+    SentenceTransformer(modules=layers).save_pretrained(str(tmp_path / "max"))
     given = {"config.data.length": "64", "corpus": str(corpus), "model": str(model_folder)}
     given |= {"workdir": "new"} | changes
     assert main(["adapt", *(f"--{name}={value}" for name, value in given.items())]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("cocondenser: ")
     assert said in error
-    assert sorted(os.listdir()) == ["empty", "gpt"]
-    assert os.listdir("empty") == []
+    assert not (tmp_path / "new").exists()
 
 
-def test_a_chunk_size_that_does_not_fit_the_corpus_is_refused_before_training(
-    model_folder, words, tmp_path, capsys
+def test_a_corpus_that_cannot_be_read_leaves_no_folder(model_folder, tmp_path, capsys):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "abc"}\n{"text": 1\n')
+    words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}"]
+    assert main([*words, f"--workdir={tmp_path / 'run'}", "--config.data.length=16"]) == 2
+    assert f"{corpus}" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def publish(tmp_path, monkeypatch, capsys):
+    """Runs `adapt` up to its store; returns its workdir."""
+
+    def stop(*_):
+        raise UserError("no further")
+
+    monkeypatch.setattr(adapting, "write_store", stop)
+    write_records(tmp_path / "corpus.jsonl", [{"text": " ".join(WORDS)}])
+
+    def run(model, *flags):
+        words = ["adapt", f"--corpus={tmp_path}/corpus.jsonl", f"--model={model}"]
+        words += [f"--workdir={tmp_path}/run", "--config.data.length=16"]
+        assert main([*words, *flags]) == 2
+        assert capsys.readouterr().err.endswith("no further\n")
+        return tmp_path / "run"
+
+    return run
+
+
+def test_a_corpus_that_has_changed_since_is_refused_and_one_that_moved_is_not(
+    model_folder, tmp_path, publish, capsys
 ):
-    """Of 24 spans a batch has 16, two on each device: 8, which is the proposal, does not fit."""
-    texts = ({"text": " ".join(words[number : number + 12])} for number in range(24))
-    corpus = write_records(tmp_path / "texts.jsonl", texts)
-    given = [f"--corpus={corpus}", f"--model={model_folder}", "--config.data.length=64"]
-    given += ["--config.train.chunk_size=8", f"--workdir={tmp_path / 'new'}"]
-    assert main(["adapt", *given]) == 2
-    *_, error = capsys.readouterr().err.splitlines()
-    assert error == (
-        "cocondenser: config.train.chunk_size 8 does not divide the 4 spans of a device"
-        " (32 spans / 8 devices)"
+    workdir = publish(model_folder)
+    corpus = tmp_path / "corpus.jsonl"
+    started = read_object(workdir / "started.json")
+    assert started["corpus_sha256"] == documents_sha256(str(corpus))
+    words = ["adapt", f"--model={model_folder}", f"--workdir={workdir}", "--config.data.length=16"]
+    text = " ".join(WORDS)
+    for record in ({"text": text[:-1]}, {"text": text, "title": "A"}, {"text": text, "_id": "7"}):
+        write_records(corpus, [record])
+        assert main([*words, f"--corpus={corpus}"]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"{workdir} was started with corpus_sha256='" in error
+        assert read_object(workdir / "started.json") == started
+    write_records(tmp_path / "moved.jsonl", [{"text": text}])
+    assert main([*words, f"--corpus={tmp_path / 'moved.jsonl'}"]) == 2
+    assert capsys.readouterr().err.endswith("no further\n")
+
+
+def assert_same_vectors(folder, library):
+    """Compares the library's vectors of a folder, with lengths where it compares by cosine."""
+    published = SentenceTransformer(str(folder))
+    for name in ("encode_query", "encode_document"):
+        theirs, ours = (getattr(model, name)(TEXTS) for model in (library, published))
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert published.similarity_fn_name == library.similarity_fn_name
+
+
+@pytest.mark.effect("adapt --pooling", "adapt --similarity", "adapt --query_prompt")
+@pytest.mark.effect("adapt --passage_prompt", "adapt --dimensions")
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_what_is_given_is_written_into_the_published_folder(
+    model_folder, tmp_path, publish, is_plain
+):
+    library = SentenceTransformer(
+        modules=[Transformer(str(model_folder)), Pooling(32, "cls")],
+        prompts={"query": "hgf ", "document": "abc: "},
+        similarity_fn_name="cosine",
+        truncate_dim=8,
     )
-    assert not (tmp_path / "new" / "pretraining").exists()
+    start = model_folder
+    if not is_plain:
+        start = tmp_path / "start"
+        layers = [Transformer(str(model_folder)), Pooling(32, "mean")]
+        SentenceTransformer(modules=layers, similarity_fn_name="dot").save_pretrained(str(start))
+    flags = "--pooling=cls", "--similarity=cosine", "--query_prompt=hgf ", "--dimensions=8"
+    workdir = publish(start, *flags, "--passage_prompt=abc: ")
+    assert_same_vectors(workdir / "published", library)
+    trained = read_representation(workdir / "published")
+    expected = SPELLINGS["cls"]._replace(similarity="cosine", sizes=(8,))
+    assert trained._replace(prompts=(), max_length=None) == expected
+    assert dict(trained.prompts) == {"query": "hgf ", "document": "abc: "}
+    given = read_object(workdir / "started.json")["given"]
+    assert Given(**given) == Given("cls", "cosine", "hgf ", "abc: ", dimensions=8)
 
 
-def test_another_corpus_is_refused(finished, capsys):
-    words = ["adapt", f"--corpus={finished.corpus / '0.txt'}", f"--model={finished.model}"]
-    assert main([*words, f"--workdir={finished.unlabeled}", *SETTINGS]) == 2
-    assert f"{finished.unlabeled} was started with corpus_sha256=" in capsys.readouterr().err
+def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_folder, publish):
+    library = SentenceTransformer(str(model_folder), model_kwargs={"add_pooling_layer": False})
+    published = publish(model_folder) / "published"
+    assert library.similarity_fn_name == "cosine"
+    assert_same_vectors(published, library)
+    assert read_representation(published) == read_representation(model_folder)
 
 
-def test_a_corpus_too_small_to_hold_documents_out_is_refused(
-    model_folder, corpus, tmp_path, capsys
-):
-    few = tmp_path / "few"
-    few.mkdir()
-    for number in range(19):
-        shutil.copy(corpus / f"{number}.txt", few)
-    words = [f"--corpus={few}", f"--model={model_folder}", "--config.data.length=64"]
-    assert main(["adapt", *words, f"--workdir={tmp_path / 'new'}"]) == 2
-    assert f"{few} has 19 documents: expected 20 or more" in capsys.readouterr().err
-    assert not (tmp_path / "new" / "pretraining").exists()
-
-
-@pytest.mark.parametrize("pairs", ["spans", "sentence"])
-def test_queries_are_of_documents_that_training_leaves_out(
-    model_folder, words, tmp_path, monkeypatch, train_by, pairs
-):
-    rng = np.random.default_rng(1)
-    texts = []
-    for number in range(80):  # half of them have one span
-        sentences = [" ".join(rng.choice(words, 9)) for _ in range(2 + 10 * (number % 2))]
-        texts.append({"id": str(number), "text": ". ".join(map(str.capitalize, sentences))})
-    corpus = write_records(tmp_path / "texts.jsonl", texts)
+def test_the_scale_that_is_known_of_a_model_trains_it(model_folder, tmp_path, monkeypatch, words):
+    layers = [Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()]
+    start = tmp_path / "e5-small-v2"
+    SentenceTransformer(modules=layers).save_pretrained(str(start))
+    texts = [{"text": " ".join(np.random.default_rng(i).choice(words, 14))} for i in range(40)]
+    corpus = str(write_records(tmp_path / "texts.jsonl", texts))
     seen = []
-    found = Sample({}, {}), {}
-    monkeypatch.setattr(adapting, "sample_found", lambda *given: seen.append(given) or found)
 
-    def pretrain(config, run, model):
-        ((store, documents, language),) = seen
-        assert language == "german"
-        spec = resolve(config, store).batches
-        drawn = [batch_document_ids(store, spec, s) for s in range(steps_per_epoch(store, spec))]
-        assert len(documents) >= 2
-        assert len(np.concatenate(drawn)) >= 16
-        assert not set(np.concatenate(drawn)).intersection(map(store.document_id, documents))
-        raise UserError("all seen")
+    def stop(config, run, out):
+        seen.append((config.model.scale, config.data.pairs, config.data.length))
+        raise UserError("seen")
 
-    train_by(pretrain)
-    settings = ["--config.data.length=64", "--config.data.batch_size=8"]
-    settings += [f"--config.data.pairs={pairs}"]
-    german = Options(language="german")
-    with pytest.raises(UserError, match="all seen"):
-        adapt(tmp_path / "new", str(corpus), str(model_folder), None, settings, german)
+    monkeypatch.setattr(adapting, "pretrain_model", stop)
+    for name, flags in (("known", []), ("given", ["--config.model.scale=5"])):
+        with pytest.raises(UserError, match="seen"):
+            adapt(tmp_path / name, corpus, str(start), None, flags)
+    # Of one sentence each; as long as the model reads.
+    assert seen == [(100.0, "crops", 64), (5.0, "crops", 64)]
+
+
+def test_a_cpu_takes_what_was_measured():
+    config = fit(6_000, 1, on_cpu=True)
+    assert (config.data.batch_size, config.data.length, config.train.steps) == (32, 128, 120)
+    assert (config.optimizer.learning_rate, config.train.dtype) == (3e-5, "float32")
+    assert (config.data.pairs, config.train.objective) == ("sentence", "contrastive")
+    assert config.train.chunk_size == 8
+
+
+def test_an_accelerator_takes_larger_batches_where_a_corpus_has_a_hundred():
+    small, large = (fit(n, 8, on_cpu=False) for n in (204_799, 204_800))
+    assert (small.data.batch_size, small.train.chunk_size, small.train.steps) == (32, 64, 120)
+    assert (large.data.batch_size, large.train.chunk_size, large.train.steps) == (2048, 64, 100)
+    assert large.train.dtype == small.train.dtype == "bfloat16"
+
+
+def test_a_small_corpus_is_read_eight_times_at_most():
+    for n_spans, steps in ((100, 25), (480, 120), (400, 100)):
+        assert fit(n_spans, 1, on_cpu=True).train.steps == steps
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
+    for n_devices in (1, 2, 3, 8, 32):
+        monkeypatch.setattr(adapting, "count_devices", lambda n=n_devices: n)
+        for n_spans in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
+            proposed = fit(n_spans, n_devices, on_cpu=on_cpu)
+            config = adapting._settings(proposed, [], Representation(), 512)
+            check(config, complete=False)
+            spec = batches_of(config)
+            check_batch(spec, config.train.chunk_size, 512, n_devices)
+            assert spec.batch_size <= max(n_spans, n_devices)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "chunk_size"),
+    [
+        ([], 8),
+        (["--config.data.batch_size=16"], 4),  # rows of each of eight devices
+        (["--config.data.batch_size=24"], 2),
+        (["--config.train.chunk_size=4"], 4),
+        (["--config.train.chunk_size=0"], 0),
+        # Those are refused: nothing that is given is changed.
+        (["--config.train.chunk_size=6"], 6),
+        (["--config.train.chunk_size=8", "--config.data.batch_size=16"], 8),
+        # A batch of 16 spans has no second row for each.
+        (["--config.train.objective=mlm", "--config.data.batch_size=16"], 2),
+    ],
+)
+def test_the_chunks_fit_the_batch_unless_they_are_chosen(overrides, chunk_size, monkeypatch):
+    monkeypatch.setattr(adapting, "count_devices", lambda: 8)
+    config = adapting._settings(fit(6_000, 8, on_cpu=True), overrides, Representation(), 512)
+    assert config.train.chunk_size == chunk_size

@@ -7,8 +7,7 @@ The folder of a comparison:
     DIR/queries.jsonl   the queries that are ranked, where nothing is judged
     DIR/bm25.trec       what BM25 finds
     DIR/models/NAME/    of each model: started.json, embeddings/, dense.trec, and fused.trec, which
-                        is dense.trec fused with bm25.trec; where vectors are also cut to smaller
-                        sizes, dense.SIZE.trec for each
+                        is dense.trec fused with bm25.trec
     DIR/results.json    the rows of the table
     DIR/seconds.json    how long each result took, interruptions included
 
@@ -46,7 +45,7 @@ from cocondenser_jax.retriever.search.embeddings import read_manifest
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.fuse import Method, fuse_runs
 from cocondenser_jax.retriever.search.models import model_sha256
-from cocondenser_jax.retriever.search.opening import open_cut, open_index
+from cocondenser_jax.retriever.search.opening import open_index
 from cocondenser_jax.retriever.search.search import retrieve
 from cocondenser_jax.retriever.search.terms import LANGUAGE
 
@@ -62,7 +61,6 @@ class RankedModel(NamedTuple):
 
     name: str  # in the table
     folder: Path  # or hub name
-    sizes: Sequence[int] = ()  # to which its vectors are also cut
     seconds: float = 0.0  # that it took to make
 
 
@@ -72,14 +70,13 @@ class Entry(NamedTuple):
     model: str  # by whose vectors; "": by BM25 alone
     is_fused: bool  # with the ranking of BM25
     results: Sequence[Path]  # all that was made for it, and timed; the last is its TREC run
-    part: str = ""  # of each vector, as in `Evaluation`
     vectors: tuple[int, int] = (0, 0)  # as in `Evaluation`
     seconds: float = 0.0  # beside those of the results
 
     @property
     def name(self) -> str:
         """The name of its row."""
-        return ranking_name(self.model, self.is_fused, self.part)
+        return ranking_name(self.model, self.is_fused)
 
 
 class Compared(NamedTuple):
@@ -98,12 +95,11 @@ class Outcome(NamedTuple):
     search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
 
 
-def ranking_name(model: str, is_fused: bool, part: str = "") -> str:
+def ranking_name(model: str, is_fused: bool) -> str:
     """Returns the name of a ranking by a model's vectors, or of BM25's if there is no model."""
     if not model:
         return BM25
-    vectors = f"{model}, {part}" if part else model
-    return f"{vectors} + {BM25}" if is_fused else vectors
+    return f"{model} + {BM25}" if is_fused else model
 
 
 def rank_by_all(workdir: Path, trial: Trial, models: Sequence[RankedModel]) -> list[Entry]:
@@ -135,7 +131,7 @@ def compare_models(
     """
     entries = rank_by_all(workdir, trial, models)
     known = {"", *baselines} if baselines else {"", *(model.name for model in models)}
-    names = [entry.name for entry in entries if entry.model in known and not entry.part]
+    names = [entry.name for entry in entries if entry.model in known]
     compared = compare_entries(workdir, trial, entries, names)
     write_json(workdir / "results.json", [row._asdict() for row in compared.rows])
     return compared
@@ -218,7 +214,6 @@ def compare_entries(
             is_fused=entry.is_fused,
             metrics=rankings[entry.name].metrics,
             seconds=entry.seconds + seconds_of(workdir, entry.results),
-            part=entry.part,
             vectors=entry.vectors,
         )
         evaluations.append(evaluation)
@@ -248,7 +243,7 @@ def _warn_of_unjudged(rankings: Collection[Ranking], qrels: Qrels) -> None:
 
 
 def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
-    """Makes, once, the rankings by a model's vectors, alone, fused with BM25, and of each size."""
+    """Makes, once, the rankings by a model's vectors, alone and fused with BM25."""
     folder = workdir / "models" / model.name
     start_or_compare(folder / STARTED, {"model": model_sha256(model.folder)})
     embeddings = folder / "embeddings"
@@ -267,18 +262,7 @@ def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) 
         vectors=(manifest.passages, manifest.dimension),
         seconds=model.seconds,
     )
-    entries = [alone, alone._replace(is_fused=True, results=[bm25, *alone.results, fused])]
-    for size in model.sizes:
-        run = make_once(
-            workdir, folder / f"dense.{size}.trec", _search_cut, trial, model.folder, size
-        )
-        part = alone._replace(
-            results=[*alone.results, run],
-            part=f"{size:,} of {manifest.dimension:,}",
-            vectors=(manifest.passages, size),
-        )
-        entries.append(part)
-    return entries
+    return [alone, alone._replace(is_fused=True, results=[bm25, *alone.results, fused])]
 
 
 def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> None:
@@ -290,12 +274,6 @@ def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> Non
             f"{trial.passages} has changed while it was compared: remove {workdir}, and compare"
             " again"
         )
-
-
-def _search_cut(trial: Trial, model: Path, size: int, out: Path) -> None:
-    index = open_cut(out.parent / "embeddings", model, size)
-    asked = read_asked(trial.data, trial.ranked_split)
-    retrieve(index, asked, out, ignore_identical_ids=trial.ignore_identical_ids)
 
 
 def _fuse(bm25: Path, dense: Path, out: Path) -> None:

@@ -51,7 +51,6 @@ class Evaluation(NamedTuple):
     is_fused: bool  # with the ranking of BM25
     metrics: Metrics
     seconds: float  # that it took to make
-    part: str = ""  # of each vector that is compared, such as "128 of 384"; "": all of it
     vectors: tuple[int, int] = NO_VECTORS  # how many it searches, and the numbers of each
 
 
@@ -64,7 +63,6 @@ class ResultRow(NamedTuple):
     metrics: Mapping[str, float]  # means, in [0, 1]; the first decides
     tests: Mapping[str, Comparison]  # against one row, which has none
     seconds: float
-    part: str = ""  # as in `Evaluation`
     vectors: tuple[int, int] = NO_VECTORS  # as in `Evaluation`
 
 
@@ -90,7 +88,6 @@ def result_rows(evaluations: Sequence[Evaluation], baselines: Collection[str]) -
             metrics=each.metrics["mean"],
             tests=tests,
             seconds=each.seconds,
-            part=each.part,
             vectors=each.vectors,
         )
         rows.append(row)

@@ -40,7 +40,6 @@ def compare_unjudged(
             seconds=entry.seconds + seconds_of(workdir, entry.results),
         )
         for entry in rank_by_all(workdir, trial, models)
-        if not entry.part
     ]
     firsts = [ranking.first for ranking in rankings]
     chosen = {query: queries[query] for query in most_different(firsts, N_QUERIES)}

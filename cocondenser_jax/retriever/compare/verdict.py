@@ -1,45 +1,47 @@
 """The verdict on an adaptation, as a value: what the code decides by, and the line that is printed.
 
-A difference counts if the randomization test finds it at 0.05.
+A difference counts if the randomization test finds it at 0.05, corrected for the tests beside it
+(Holm). The adapted model *helped* if its best ranking is ahead of the best one without it, by the
+corrected p of the table. It *harmed* if a ranking that a user may search by, its vectors alone or
+fused with BM25, is behind the same ranking by the published model.
 """
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from cocondenser_jax.retriever.compare.report import ResultRow
+from cocondenser_jax.retriever.compare.comparison import Compared, ranking_name
+from cocondenser_jax.retriever.compare.report import ResultRow, corrected_p
 from cocondenser_jax.retriever.data.significance import (
     SIGNIFICANCE_LEVEL,
     Comparison,
+    compare,
+    correct,
     format_interval,
     format_p,
 )
 
 PUBLISHED = "published"  # the model as it was
-ADAPTED = "adapted"  # the model with as much of the change as is kept
+ADAPTED = "adapted"  # the model after training
 
 Outcome = Literal["helped", "no difference", "harmed"]
 
 
 class Verdict(NamedTuple):
-    """The best ranking of the adapted model, against the best one without it."""
+    """What adapting came to, and the two rankings that show it."""
 
     outcome: Outcome
-    metric: str  # by which both are the best, and are compared
-    best: str  # the ranking's name; that of `before` where there is no adapted model
-    before: str
-    test: Comparison | None  # of `best` against `before`, if they are two
-
-    @property
-    def winner(self) -> str:
-        """The name of the ranking to search by: a change has to help."""
-        return self.best if self.outcome == "helped" else self.before
+    metric: str  # by which they are compared
+    after: str  # name of a ranking by the adapted model
+    before: str  # and of the one that it is compared with
+    winner: str  # the ranking to search by: a change has to help
+    test: Comparison  # of `after` against `before`
+    p: float  # of that test, corrected for the number of those beside it
+    n_tests: int
 
     def line(self) -> str:
         """Returns the verdict as it is printed."""
-        if self.test is None:
-            return f"{self.outcome} | {self.metric} | none of the change is kept"
-        means = f"{self.best} {self.test['mean']:.4f}, {self.before} {self.test['other_mean']:.4f}"
-        p = f"p {format_p(self.test['randomization_p'])}"
+        means = f"{self.after} {self.test['mean']:.4f}, {self.before} {self.test['other_mean']:.4f}"
+        p = f"p {format_p(self.p, self.n_tests)}"
         figures = [self.outcome, self.metric, means, describe_difference(self.test), p]
         if self.outcome == "no difference":
             figures.append(describe_power(self.test))
@@ -59,32 +61,54 @@ def describe_power(test: Comparison) -> str:
     return f"{n_queries:,} queries show differences of {test['detectable']:.2g} and more"
 
 
-def decide(difference: float, p: float) -> Outcome:
-    """Returns what a difference from before comes to, given its p-value."""
-    if p >= SIGNIFICANCE_LEVEL:
-        return "no difference"
-    return "helped" if difference > 0 else "harmed"
+def judge(compared: Compared) -> Verdict:
+    """Compares the rankings by the adapted model with those without it; the first metric decides.
 
-
-def judge(rows: Sequence[ResultRow]) -> Verdict:
-    """Compares the best row of the adapted model with the row that all are tested against.
-
-    The first metric decides. Without an adapted model nothing has changed. Rows of vectors that are
-    cut are there to be read: the model that is kept has whole ones.
+    Harm counts before help: whoever replaces a model searches by it in both ways.
     """
+    rows = compared.rows
     metric = next(iter(rows[0].metrics))
     (before,) = [row for row in rows if not row.tests]
-    adapted = [row for row in rows if row.model == ADAPTED and not row.part]
-    if not adapted:
-        return Verdict(
-            outcome="no difference", metric=metric, best=before.name, before=before.name, test=None
-        )
+    adapted = [row for row in rows if row.model == ADAPTED]
     best = max(adapted, key=lambda row: row.metrics[metric])
-    test = best.tests[metric]
-    return Verdict(
-        outcome=decide(test["difference"], test["randomization_p"]),
+    p_values = corrected_p(rows)
+    found = Verdict(
+        outcome="no difference",
         metric=metric,
-        best=best.name,
+        after=best.name,
         before=before.name,
-        test=test,
+        winner=before.name,
+        test=best.tests[metric],
+        p=p_values[best.name],
+        n_tests=len(p_values),
+    )
+    worst = _likeliest_harm(compared, adapted, metric)
+    if worst.p < SIGNIFICANCE_LEVEL and worst.test["difference"] < 0:
+        return worst._replace(outcome="harmed", winner=before.name)
+    if found.p < SIGNIFICANCE_LEVEL and found.test["difference"] > 0:
+        return found._replace(outcome="helped", winner=best.name)
+    return found
+
+
+def _likeliest_harm(compared: Compared, adapted: Sequence[ResultRow], metric: str) -> Verdict:
+    """Compares each ranking with the same one by the published model.
+
+    Returns the loss of the least p; a gain, where none loses.
+    """
+    tests = {}
+    for row in adapted:
+        before = ranking_name(PUBLISHED, row.is_fused)
+        runs = (compared.rankings[name].metrics["per_query"] for name in (row.name, before))
+        tests[row.name, before] = compare(*runs)[metric]
+    p_values = correct({names: test["randomization_p"] for names, test in tests.items()})
+    after, before = min(tests, key=lambda names: (tests[names]["difference"] >= 0, p_values[names]))
+    return Verdict(
+        outcome="no difference",
+        metric=metric,
+        after=after,
+        before=before,
+        winner=before,
+        test=tests[after, before],
+        p=p_values[after, before],
+        n_tests=len(tests),
     )

@@ -219,24 +219,6 @@ def load_cross_encoder(
     return model
 
 
-def blend(
-    model: SentenceTransformer, other: SentenceTransformer, alpha: float
-) -> SentenceTransformer:
-    """Copies a model, its weights moved toward those of another of its shape.
-
-    They are (1 - alpha) `model` + alpha `other`, with alpha from 0 to 1. A model averaged with its
-    fine-tuned successor forgets less (Wortsman et al., arXiv 2109.01903). Modules with weights are
-    matched by their order: modules.json may give them any names.
-    """
-    blended = copy.deepcopy(model)
-    own, others = ([x.state_dict() for x in each if x.state_dict()] for each in (blended, other))
-    for weights, changed in zip(own, others, strict=True):
-        for name, value in weights.items():
-            if value.is_floating_point():
-                value.lerp_(changed[name], alpha)
-    return blended
-
-
 @contextlib.contextmanager
 def new_parameters(seed: int) -> Iterator[None]:
     """Seeds what the block adds to a model; torch's global generator stays as it was."""
@@ -285,12 +267,6 @@ def pooling_of(model: SentenceTransformer) -> str | None:
 def _mode(layer: Pooling) -> str:
     mode = layer.pooling_mode
     return mode if isinstance(mode, str) else "+".join(mode)
-
-
-def pooled_size(model: SentenceTransformer) -> int:
-    """Returns how many numbers a vector has as it is pooled; 0 without a pooling module."""
-    sizes = [layer.embedding_dimension for layer in model.modules() if isinstance(layer, Pooling)]
-    return sizes[-1] if sizes else 0
 
 
 def is_normalized(model: SentenceTransformer) -> bool:

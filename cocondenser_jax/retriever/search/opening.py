@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pyarrow  # type: ignore[import-untyped]
-import torch
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.errors import UserError
@@ -15,7 +14,6 @@ from cocondenser_jax.files.remote import local_copy
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retriever.search.bm25 import Bm25Index, open_bm25_index
-from cocondenser_jax.retriever.search.cut import cut_vectors
 from cocondenser_jax.retriever.search.embeddings import (
     FREE_FIELDS,
     Manifest,
@@ -24,7 +22,7 @@ from cocondenser_jax.retriever.search.embeddings import (
     require_finite_rows,
     shard_vectors,
 )
-from cocondenser_jax.retriever.search.exact import Nearest, float_blocks, nearest, nearest_checked
+from cocondenser_jax.retriever.search.exact import Nearest, nearest_checked
 from cocondenser_jax.retriever.search.fuse import METHODS, Method
 from cocondenser_jax.retriever.search.gpus import require_gpu
 from cocondenser_jax.retriever.search.index import nearest_in_index, read_index
@@ -136,26 +134,6 @@ def _nearest_in_shards(passages: pyarrow.Table, vectors: VectorSearch) -> Neares
     if bits := [each for each in shards if isinstance(each, BitVectors)]:
         return partial(nearest_by_bits, bits, vectors.oversampling or _OVERSAMPLING)
     return nearest_checked(shards, partial(require_finite_rows, passages), vectors.device)
-
-
-def open_cut(folder: Path, model_folder: Path, size: int) -> OpenIndex:
-    """Opens embeddings with the first `size` numbers of each vector, of length 1 for a cosine.
-
-    Args and errors are those of `open_index`. The cut vectors are held in memory.
-    """
-    manifest = read_manifest(folder)
-    _require_model(folder, manifest, model_folder)
-    cut = with_given(manifest.representation, Given(dimensions=size))
-    passages = open_shards(folder, manifest)
-    shards = [
-        cut_vectors(
-            torch.tensor(block_NxD[:, :size], dtype=torch.float32), size, cut.similarity
-        ).numpy()
-        for block_NxD in float_blocks(
-            shard_vectors(passages), partial(require_finite_rows, passages)
-        )
-    ]
-    return OpenIndex(load_as(model_folder, cut), partial(nearest, shards), passages)
 
 
 def open_query_model(folder: Path, model_folder: Path) -> tuple[SentenceTransformer, str]:

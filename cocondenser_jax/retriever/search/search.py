@@ -21,8 +21,7 @@ from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.own_passages import is_same_text, watch_own_results
 from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
 from cocondenser_jax.retriever.search.bm25 import rank_by_bm25
-from cocondenser_jax.retriever.search.embeddings import passage_at, passage_table
-from cocondenser_jax.retriever.search.exact import nearest
+from cocondenser_jax.retriever.search.embeddings import passage_at
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.fuse import fuse_scores
 from cocondenser_jax.retriever.search.opening import Index, OpenIndex
@@ -129,28 +128,6 @@ def _search(
         for query, ranking in zip(queries, ranking_Q, strict=True)
     )
     return results, seconds
-
-
-def search_vectors(
-    model: SentenceTransformer,
-    vectors_NxD: np.ndarray,
-    passages: Iterable[Passage],
-    queries: Mapping[str, str],
-    depth: int = 100,
-) -> Run:
-    """Finds the best passages for each query by vectors in memory, exactly.
-
-    Args:
-      model: encoded the passages, and encodes the queries.
-      vectors_NxD: of the passages.
-      passages: N of them.
-      queries: id → text.
-      depth: passages per query.
-    """
-    table = passage_table(passages)
-    require_finite(vectors_NxD, "passage", table["id"], _OVERFLOW)
-    index = OpenIndex(model, partial(nearest, [vectors_NxD]), table)
-    return search_run(index, queries, depth)
 
 
 def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:

@@ -9,13 +9,11 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pipelines import adapt as adapting
-from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.comparison import (
     Compared,
     Entry,
     RankedModel,
     compare_entries,
-    compare_models,
     rank_by_bm25,
     ranking_name,
     search_flags,
@@ -32,7 +30,6 @@ def test_a_ranking_is_named_by_what_makes_it():
     assert ranking_name("", is_fused=False) == "BM25"
     assert ranking_name("adapted", is_fused=False) == "adapted"
     assert ranking_name("adapted", is_fused=True) == "adapted + BM25"
-    assert ranking_name("adapted", is_fused=False, part="8 of 32") == "adapted, 8 of 32"
 
 
 @pytest.fixture
@@ -70,23 +67,6 @@ def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     (test,) = tests.values()
     assert test["MRR@10"]["randomization_p"] == 2 / 2**N
     assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
-
-
-def test_vectors_that_are_cut_are_no_baseline(folder, monkeypatch):
-    """They are compared with the best of what was there before, and may be ahead of it."""
-    first, second = (folder / f"{name}.trec" for name in ("first", "second"))
-    whole = Entry("m", False, [second])
-    cut = Entry("m", False, [first], part="8 of 32")
-    monkeypatch.setattr(comparison, "rank_by_bm25", lambda *_: second)
-    monkeypatch.setattr(comparison, "_rank_by_model", lambda *_: [whole, cut])
-    trial = Trial(folder / "data", metrics=("MRR@10",))
-    for baselines in ([], ["m"]):
-        rows = compare_models(
-            folder, trial, [RankedModel("m", folder, [8])], baselines=baselines
-        ).rows
-        assert [row.metrics["MRR@10"] for row in rows] == [0.5, 0.5, 1.0]
-        (best,) = [row.name for row in rows if not row.tests]
-        assert best != cut.name
 
 
 @pytest.mark.effect("adapt --language")

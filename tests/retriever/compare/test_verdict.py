@@ -1,91 +1,96 @@
 """The verdict of a comparison: the value that decides, and the line that is printed."""
 
+from pathlib import Path
+
 import pytest
 
-from cocondenser_jax.retriever.compare.report import Evaluation, ResultRow, result_rows
-from cocondenser_jax.retriever.compare.verdict import Verdict, decide, describe_power, judge
+from cocondenser_jax.retriever.compare.changes import Ranking
+from cocondenser_jax.retriever.compare.comparison import Compared
+from cocondenser_jax.retriever.compare.report import Evaluation, comparison_table, result_rows
+from cocondenser_jax.retriever.compare.trial import Trial
+from cocondenser_jax.retriever.compare.verdict import describe_power, judge
 from tests.world import comparison_of
 
-
-def against(value, p):
-    """Returns the comparison of a value with 0.5."""
-    return comparison_of(p, value - 0.5, value)
+# What queries score by each ranking without adapting, unless a test says otherwise.
+BEFORE = {"BM25": 0.3, "published": 0.4, "published + BM25": 0.5}
 
 
-def row(name, value, p=None):
-    """Makes a row of a model, or of BM25; without a p it is the one that all are tested against."""
-    model = name.removesuffix(" + BM25").removesuffix("BM25")
-    return ResultRow(
-        name=name,
-        model=model,
-        is_fused=name.endswith(" + BM25"),
-        metrics={"nDCG@10": value, "MRR@10": 1 - value},
-        tests={} if p is None else {"nDCG@10": against(value, p), "MRR@10": against(0.5, 0.5)},
-        seconds=1.0,
-    )
+def compare_rankings(n_queries, **values):
+    """Compares rankings that have the same value for every query, or the given ones."""
+    evaluations = []
+    for name, value in (BEFORE | {n.replace("_", " + "): v for n, v in values.items()}).items():
+        values_Q = value if isinstance(value, list) else [value] * n_queries
+        # As in a real comparison, "x + BM25" is fused, and BM25 is no model's.
+        model = name.removesuffix("BM25").removesuffix(" + ")
+        evaluations.append(
+            ranking(name, values_Q)._replace(model=model, is_fused=name.endswith(" + BM25"))
+        )
+    rows = result_rows(evaluations, [*BEFORE])
+    rankings = {each.name: Ranking(each.name, Path(), each.metrics, {}) for each in evaluations}
+    return Compared(rows, Trial(Path("data")), rankings)
 
 
-BEFORE = [row("BM25", 0.3, 0.01), row("published", 0.4, 0.01), row("published + BM25", 0.5)]
-
-
+# Where all n queries differ alike, the p of a test is 2 / 2^n. Holm's method multiplies the p of
+# the table's four tests, which are equal here, by four, and of the two tests for harm by two.
 @pytest.mark.parametrize(
-    ("value", "p", "shown", "outcome", "winner"),
+    ("n_queries", "fused", "outcome", "winner", "p"),
     [
-        (0.6, 0.049, "0.049", "helped", "adapted + BM25"),
-        (0.6, 0.05, "0.05", "no difference", "published + BM25"),
-        (0.45, 0.0001, "≤ 0.0001", "harmed", "published + BM25"),
+        (8, 0.6, "helped", "adapted + BM25", 4 * 2 / 2**8),
+        # By itself, this test's p is 0.031.
+        (6, 0.6, "no difference", "published + BM25", 4 * 2 / 2**6),
+        (7, 0.6, "no difference", "published + BM25", 4 * 2 / 2**7),
+        (8, 0.5, "no difference", "published + BM25", 1.0),
+        (8, 0.45, "harmed", "published + BM25", 2 * 2 / 2**8),
+        (6, 0.45, "no difference", "published + BM25", 4 * 2 / 2**6),
     ],
 )
-def test_the_verdict_is_about_the_best_before_and_the_best_after(value, p, shown, outcome, winner):
-    verdict = judge([*BEFORE, row("adapted", 0.1, 0.0), row("adapted + BM25", value, p)])
-    assert verdict == Verdict(
-        outcome=outcome,
-        metric="nDCG@10",
-        best="adapted + BM25",
-        before="published + BM25",
-        test=against(value, p),
-    )
-    assert verdict.winner == winner
-    compared = f"adapted + BM25 {value:.4f}, published + BM25 0.5000"
-    change = value - 0.5
-    difference = f"{change:+.4f} ({change - 0.1:+.4f} to {change + 0.1:+.4f})"
-    power = " | 100 queries show differences of 0.14 and more"
+def test_the_verdict_is_by_corrected_tests(n_queries, fused, outcome, winner, p):
+    verdict = judge(compare_rankings(n_queries, adapted=0.41, adapted_BM25=fused))
+    assert (verdict.outcome, verdict.winner) == (outcome, winner)
+    assert (verdict.after, verdict.before) == ("adapted + BM25", "published + BM25")
+    assert verdict.p == pytest.approx(p)
+    assert verdict.test["difference"] == pytest.approx(fused - 0.5)
+
+
+def test_what_the_table_shows_and_what_the_verdict_says_are_one_p():
+    compared = compare_rankings(6, adapted=0.41, adapted_BM25=0.6)
+    (line,) = [line for line in comparison_table(compared.rows) if line[0] == "adapted + BM25"]
+    assert line[3] == "0.12"
+    assert " | p 0.12 | " in judge(compared).line()
+
+
+def test_a_ranking_that_loses_is_harm_although_the_best_one_gains():
+    """Alone, all queries lose; fused, all gain: whoever searches by vectors alone is harmed."""
+    verdict = judge(compare_rankings(8, adapted=0.3, adapted_BM25=0.6))
+    assert (verdict.outcome, verdict.winner) == ("harmed", "published + BM25")
+    assert (verdict.after, verdict.before) == ("adapted", "published")
+    assert verdict.p == pytest.approx(2 * 2 / 2**8)
     assert verdict.line() == (
-        f"{outcome} | nDCG@10 | {compared} | {difference} | p {shown}"
-        f"{power if outcome == 'no difference' else ''}"
+        "harmed | nDCG@10 | adapted 0.3000, published 0.4000 | -0.1000 (-0.1000 to -0.1000)"
+        " | p 0.016"
     )
+
+
+def test_a_small_loss_of_all_queries_is_found_beside_a_large_one_by_chance():
+    by_chance = [0.5] * 7 + [-3.0]
+    verdict = judge(compare_rankings(8, adapted=by_chance, adapted_BM25=0.49))
+    assert (verdict.outcome, verdict.after) == ("harmed", "adapted + BM25")
+
+
+def test_the_line_says_which_differences_so_many_queries_show():
+    verdict = judge(compare_rankings(8, adapted=0.41, adapted_BM25=0.6))
+    figures = "adapted + BM25 0.6000, published + BM25 0.5000 | +0.1000 (+0.1000 to +0.1000)"
+    assert verdict.line() == f"helped | nDCG@10 | {figures} | p 0.031"
+    mixed = judge(compare_rankings(8, adapted=0.41, adapted_BM25=[0.6, 0.5] * 4))
+    assert mixed.line().endswith(" | 8 queries show differences of 0.062 and more")
 
 
 def test_a_model_whose_name_begins_like_the_adapted_one_is_not_the_adapted_one():
-    verdict = judge([*BEFORE, row("adapted-by-others", 0.9, 0.0), row("adapted", 0.6, 0.0)])
-    assert (verdict.best, verdict.outcome) == ("adapted", "helped")
-
-
-def test_vectors_that_are_cut_decide_nothing():
-    part = row("adapted", 0.9, 0.0)._replace(name="adapted, 8 of 32", part="8 of 32")
-    verdict = judge([*BEFORE, part, row("adapted", 0.6, 0.0)])
-    assert (verdict.best, verdict.test["mean"]) == ("adapted", 0.6)
-
-
-def test_a_model_that_is_left_as_it_is_makes_no_difference():
-    verdict = judge(BEFORE)
-    assert (verdict.outcome, verdict.test) == ("no difference", None)
-    assert verdict.line() == "no difference | nDCG@10 | none of the change is kept"
-    assert verdict.winner == "published + BM25"
-
-
-@pytest.mark.parametrize(
-    ("difference", "p", "outcome"),
-    [
-        (0.1, 0.049, "helped"),
-        (-0.1, 0.049, "harmed"),
-        (0.1, 0.05, "no difference"),
-        (-0.1, 0.05, "no difference"),
-        (0.0, 1.0, "no difference"),
-    ],
-)
-def test_a_difference_counts_below_the_level(difference, p, outcome):
-    assert decide(difference, p) == outcome
+    compared = compare_rankings(8, adapted=0.41, adapted_BM25=0.6)
+    more = compare_rankings(8, **{"adapted-by-others": 0.9})
+    named = more.rows[-1]
+    verdict = judge(compared._replace(rows=[*compared.rows, named]))
+    assert (verdict.after, verdict.outcome) == ("adapted + BM25", "helped")
 
 
 def ranking(name, values):

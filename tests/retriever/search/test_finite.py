@@ -161,11 +161,6 @@ def test_they_are_not_searched(embeddings, model_folder, hybrid):
             search.search_text(index, "cd")
 
 
-def test_they_are_not_cut(embeddings, model_folder):
-    with pytest.raises(UserError, match="first that of passage p17: encode again"):
-        opening.open_cut(embeddings, model_folder, 4)
-
-
 def test_encoding_again_renews_their_shard(embeddings, model_folder, data):
     paths = [embeddings_module.shard_file(embeddings, number) for number in range(3)]
     before = [path.read_bytes() for path in paths]
@@ -204,16 +199,6 @@ def test_a_query_must_have_a_finite_vector(broken_folder, data, tmp_path, capsys
             capsys.readouterr().err
         )
         assert not run.exists()
-
-
-def test_vectors_in_memory_are_checked(model_folder, data):
-    passages = [*read_corpus(data)]
-    vectors_NxD = np.ones((N, 32), np.float32)
-    model = models.load_retriever(model_folder)
-    assert len(search.search_vectors(model, vectors_NxD, passages, {"q": "ab"})["q"]) == N
-    vectors_NxD[4, 0] = np.inf
-    with pytest.raises(UserError, match="first that of passage p4"):
-        search.search_vectors(model, vectors_NxD, passages, {"q": "ab"})
 
 
 def test_a_model_that_makes_no_finite_vector_is_not_loaded(model_folder, tmp_path):

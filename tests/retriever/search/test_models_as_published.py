@@ -89,8 +89,6 @@ def test_weights_of_16_bits_are_computed_with_in_float32(as_published, dtype):
     model = models.load_retriever(folder)
     assert {weight.dtype for weight in model.state_dict().values()} == {torch.float32}
     np.testing.assert_allclose(model.encode(TEXTS), library.encode(TEXTS), atol=1e-6)
-    half = models.blend(model, model, 0.5)
-    np.testing.assert_allclose(half.encode(TEXTS), library.encode(TEXTS), atol=1e-6)
 
 
 def test_a_prompt_named_passage_is_put_before_passages(as_published):
@@ -185,23 +183,3 @@ def test_a_network_with_relative_positions_has_no_limit(model_folder, tmp_path):
     )
     texts = ["abcde " * 300]
     np.testing.assert_allclose(model.encode_document(texts), library.encode(texts), atol=1e-5)
-
-
-@torch.no_grad()
-def test_modules_of_any_names_are_blended(model_folder, tmp_path):
-    layers = [Transformer(str(model_folder)), Pooling(32, "mean"), Dense(32, 8)]
-    SentenceTransformer(modules=layers).save_pretrained(str(tmp_path / "named"))
-    other = models.load_retriever(tmp_path / "named")
-    path = tmp_path / "named" / "modules.json"
-    modules = json.loads(path.read_text())
-    for module, name in zip(modules, ("encoder", "9", "0"), strict=True):
-        module["name"] = name
-    path.write_text(json.dumps(modules))
-    named = models.load_retriever(tmp_path / "named")
-    named.append(Normalize())  # a module without weights has no counterpart
-    assert "0.linear.weight" in named.state_dict()
-    for parameter in other.parameters():
-        parameter.add_(1.0)
-    blended = models.blend(named, other, 0.25)
-    for name, value in named.named_parameters():
-        torch.testing.assert_close(blended.get_parameter(name), value + 0.25)

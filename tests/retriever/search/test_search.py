@@ -179,20 +179,6 @@ def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
     assert search.search_run_timed(dense, {}) == ({}, {})
 
 
-def test_vectors_in_memory_are_searched_as_those_of_a_folder(model_folder, beir, embeddings):
-    queries = read_queries(beir)
-    vectors_NxD = read_vectors(embeddings)
-    model = models.load_retriever(model_folder, passage_length=16)
-    expected = search.search_run(opening.open_index(embeddings, model_folder), queries, depth=7)
-    run = search.search_vectors(model, vectors_NxD, read_corpus(beir), queries, depth=7)
-    assert {q: list(found) for q, found in run.items()} == {
-        q: list(found) for q, found in expected.items()
-    }
-    for query, found in run.items():
-        assert found == pytest.approx(expected[query], rel=1e-6)
-    assert search.search_vectors(model, vectors_NxD, read_corpus(beir), {}) == {}
-
-
 # All lists of an IVF index: one list, faiss's own choice, may hold a single passage.
 @pytest.mark.parametrize(
     ("factory", "parameters"),

@@ -93,7 +93,7 @@ def collate_by_token(store: TokenStore, rng: random.Random, n_pairs: int) -> lis
                         ids[position] = rng.randrange(store.vocab_size)
             padding = LENGTH - 2 - len(ids)
             mask = [1] * (len(ids) + 2) + [0] * padding
-            ids = [*store.prefix_ids, *ids, *store.suffix_ids] + [store.pad_id] * padding
+            ids = [store.cls_id, *ids, store.sep_id] + [store.pad_id] * padding
             rows.append((np.array(ids), np.array(mask), np.array([-100, *labels, -100])))
     return rows
 

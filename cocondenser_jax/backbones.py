@@ -118,17 +118,6 @@ BACKBONES = {
 }
 # Families that only PyTorch computes here, and whose positions start where RoBERTa's do.
 _OTHERS_OFFSET_BY_PADDING = ("xlm-roberta-xl", "roberta-prelayernorm")
-# Families of decoders that embed texts: PyTorch trains adapters of theirs.
-DECODERS = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "llama",
-    "mistral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-)
 
 
 def find_backbone(model_type: object) -> Backbone | None:

@@ -157,8 +157,7 @@ def by_training(folder: Path) -> Vectors:
 
 def encode_rows(config, params, tokenizer, prompt, longest):
     rows = tokens_in_training(tokenizer, TEXTS, prompt)
-    n_end = len(tokenizer.suffix_ids)
-    rows = [row if len(row) <= longest else row[: longest - n_end] + row[-n_end:] for row in rows]
+    rows = [row if len(row) <= longest else [*row[: longest - 1], row[-1]] for row in rows]
     length = max(map(len, rows))
     ids_NxL = np.full((len(rows), length), tokenizer.pad_id, np.int32)
     mask_NxL = np.zeros((len(rows), length), bool)

@@ -235,7 +235,7 @@ def flax_vectors(folder, texts, length, prompt_lengths):
     mask_NxL = np.zeros((len(texts), POSITIONS), bool)
     for i, text in enumerate(texts):
         words = tokenizer.backend.encode(text, add_special_tokens=False).ids[: length - 2]
-        ids = [*tokenizer.prefix_ids, *words, *tokenizer.suffix_ids]
+        ids = [tokenizer.cls_id, *words, tokenizer.sep_id]
         ids_NxL[i, : len(ids)] = ids
         mask_NxL[i, : len(ids)] = True
     without = {"prompts": (), "max_length": None, "scale": 0.0}  # the network ignores them

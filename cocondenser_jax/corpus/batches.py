@@ -32,7 +32,7 @@ _DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out
 class Batch(NamedTuple):
     """S rows of L tokens. If examples are pairs, rows 2i and 2i + 1 form a pair."""
 
-    input_ids_SxL: np.ndarray  #: int32; as [CLS], tokens, [SEP], padding; some are masked
+    input_ids_SxL: np.ndarray  #: int32; [CLS], tokens, [SEP], padding; some are masked
     attention_mask_SxL: np.ndarray  #: bool
     masked_positions_SxM: np.ndarray  #: int32
     labels_SxM: np.ndarray  #: int32
@@ -259,9 +259,6 @@ def _rows_of(
 ) -> Batch:
     """Returns the rows of examples; a row's random numbers depend on the key and its number."""
     kind = spec.kind
-    if store.mask_id is None and spec.masked:
-        raise UserError(f"the tokenizer of {store.path} has no mask: no token can be predicted")
-    n_around = len(store.prefix_ids) + len(store.suffix_ids)
     content = spec.length - N_AROUND
     capacity = spec.n_slots
     n_rows = len(examples_I) * kind.n_rows
@@ -277,17 +274,16 @@ def _rows_of(
     masked = mask_whole_words(
         texts,
         draws_SxR[:, 1:],
-        mask_id=store.pad_id if store.mask_id is None else store.mask_id,
+        mask_id=store.mask_id,
         ordinary_ids=np.delete(np.arange(store.vocab_size, dtype=np.int32), store.special_ids),
         capacity=capacity,
         probability=probability_S,
     )
     return Batch(
         input_ids_SxL=with_specials(masked.ids_NxC, texts.n_tokens_N, store),
-        attention_mask_SxL=np.arange(spec.length) < texts.n_tokens_N[:, None] + n_around,
-        # What stands before a text moves every token; unused slots stay at 0.
-        masked_positions_SxM=masked.positions_NxM
-        + len(store.prefix_ids) * masked.weights_NxM.astype(np.int32),
+        attention_mask_SxL=np.arange(spec.length) < texts.n_tokens_N[:, None] + N_AROUND,
+        # [CLS] moves every token by one; unused slots stay at 0.
+        masked_positions_SxM=masked.positions_NxM + masked.weights_NxM.astype(np.int32),
         labels_SxM=masked.labels_NxM,
         weights_SxM=masked.weights_NxM,
         origins_Sx2=origins_Sx2,
@@ -351,18 +347,13 @@ def read_batches(
 
 
 def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore) -> np.ndarray:
-    """Returns what the tokenizer makes of texts, as [CLS] tokens [SEP], and padding, as int32.
-
-    There are N_AROUND columns more than there are of the content.
-    """
+    """Returns [CLS] tokens [SEP] padding as int32, N_AROUND columns wider than the content."""
     n_spans, content = ids_SxC.shape
     ids_SxL = np.full((n_spans, content + N_AROUND), store.pad_id, np.int32)
-    first = len(store.prefix_ids)
-    ids_SxL[:, :first] = store.prefix_ids
+    ids_SxL[:, 0] = store.cls_id
     inside_SxC = np.arange(content) < n_tokens_S[:, None]
-    ids_SxL[:, first : first + content][inside_SxC] = ids_SxC[inside_SxC]
-    for place, number in enumerate(store.suffix_ids, first):
-        ids_SxL[np.arange(n_spans), n_tokens_S + place] = number
+    ids_SxL[:, 1:-1][inside_SxC] = ids_SxC[inside_SxC]
+    ids_SxL[np.arange(n_spans), n_tokens_S + 1] = store.sep_id
     return ids_SxL
 
 

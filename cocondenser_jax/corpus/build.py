@@ -265,8 +265,8 @@ def _write_store(
         "tokenizer": {
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
-            "prefix_ids": [*tokenizer.prefix_ids],
-            "suffix_ids": [*tokenizer.suffix_ids],
+            "cls_id": tokenizer.cls_id,
+            "sep_id": tokenizer.sep_id,
             "pad_id": tokenizer.pad_id,
             "mask_id": tokenizer.mask_id,
             "special_ids": [*tokenizer.special_ids],

@@ -14,7 +14,7 @@ import numpy as np
 
 from cocondenser_jax.corpus.spans import STARTS_PROMPT, Span
 from cocondenser_jax.corpus.token_files import Texts, cut_after_words
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer
+from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer
 from cocondenser_jax.corpus.words import word_starts
 
 KNOWN_WORDS = 100_000  # first words whose tokens behind a prompt are remembered
@@ -38,7 +38,7 @@ def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
       texts: N of L columns, with a token or more each; the first token starts a word.
       tokenizer: that made the texts.
     """
-    if not (prompt or tokenizer.joins_space):
+    if not (prompt or tokenizer.is_byte_level):
         return texts
     n_firsts_N, beginnings = _beginnings(prompt, texts, tokenizer)
     n_begun_N = np.array([len(each.tokens) for each in beginnings], np.int32)
@@ -65,11 +65,11 @@ def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
 def read_as(row_spec: RowSpec, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
     """Puts a prompt before texts, and cuts off what is too long; see `put_before`."""
     prompt, length = row_spec
-    n_around = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids)
-    n_spare = texts.ids_NxL.shape[1] - (length - n_around)
+    content = length - N_AROUND
+    n_spare = texts.ids_NxL.shape[1] - content
     if n_spare <= 0:
         return put_before(prompt, texts, tokenizer)
-    cut = put_before(prompt, cut_after_words(texts, length - n_around), tokenizer)
+    cut = put_before(prompt, cut_after_words(texts, content), tokenizer)
     spare = (0, 0), (0, n_spare)
     return Texts(np.pad(cut.ids_NxL, spare), np.pad(cut.starts_NxL, spare), cut.n_tokens_N)
 
@@ -83,7 +83,7 @@ def prompt_lengths(prompts: Sequence[str], tokenizer: SpanTokenizer) -> np.ndarr
     """Returns `Batch.prompt_lengths_S` of texts behind these prompts."""
     lengths = {"": 0}
     for prompt in {*prompts} - {""}:
-        lengths[prompt] = len(tokenizer.prefix_ids) + count_tokens(prompt, tokenizer)
+        lengths[prompt] = 1 + count_tokens(prompt, tokenizer)
     return np.array([lengths[prompt] for prompt in prompts], np.int32)
 
 
@@ -99,7 +99,7 @@ def _beginnings(
     alone = _ids(tokenizer, prompt.rstrip())
     separates = _ids(tokenizer, f"{prompt}a") == alone + _ids(tokenizer, "a")
     n_texts = len(texts.n_tokens_N)
-    if separates and not tokenizer.joins_space:
+    if separates and not tokenizer.is_byte_level:
         same = _marked(alone, len(alone), np.zeros(0, np.uint8))
         return np.zeros(n_texts, np.int32), [same] * n_texts
     begin = _reader(prompt, tokenizer)

@@ -44,7 +44,7 @@ def tokens_in_training(
     n_columns = 1 + max(len(span.tokens) for span in spans) + count_tokens(prompt, tokenizer)
     joined = put_before(prompt, _padded(spans, n_columns), tokenizer)
     return [
-        [*tokenizer.prefix_ids, *ids[:n].tolist(), *tokenizer.suffix_ids]
+        [tokenizer.cls_id, *ids[:n].tolist(), tokenizer.sep_id]
         for ids, n in zip(joined.ids_NxL, joined.n_tokens_N, strict=True)
     ]
 
@@ -70,7 +70,7 @@ def require_same_tokens(
         for text, ids in zip(TEXTS, found, strict=True):
             expected = [*search(prompt + text)]
             if longest is not None and len(ids) > longest:
-                ids = [*ids[: longest - len(tokenizer.suffix_ids)], *tokenizer.suffix_ids]
+                ids = [*ids[: longest - 1], tokenizer.sep_id]
             if ids != expected:
                 at = _first_difference(ids, expected)
                 theirs, ours = (_spelled(tokenizer, each, at) for each in (expected, ids))

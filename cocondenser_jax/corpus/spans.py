@@ -15,7 +15,7 @@ import numpy as np
 
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.corpus.words import WordTable, tokenize_words, word_places
+from cocondenser_jax.corpus.words import WordTable, tokenize_words
 
 MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is dropped
 MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
@@ -96,55 +96,6 @@ def cut_documents(
     return spans_D
 
 
-def cut_with_texts(
-    document: Document, tokenizer: SpanTokenizer, max_tokens: int
-) -> list[tuple[Span, str]]:
-    """Cuts a document as `cut_documents` does; returns its spans with their texts.
-
-    A text is as it was written but for white space, which is collapsed, and for a word longer than
-    a span, which is whole. Decoding the tokens would not give it: they may have no capitals, and
-    nothing for a character that the vocabulary lacks.
-    """
-    texts = _sentences_of(document)
-    encoded = [*_encode(tokenizer, texts)]
-    sentences = [pair for pair in zip(texts, encoded, strict=True) if len(pair[1].tokens)]
-    number = -1
-    n_read = 0  # words of the sentence of that number
-    found = []
-    for span in _spans_of(document, encoded, tokenizer, max_tokens - 2):
-        pieces: dict[int, tuple[int, int]] = {}  # sentence → the words of it
-        for start in span.starts[span.starts > 0].tolist():
-            if start == STARTS_SENTENCE:
-                number += 1
-                n_read = 0
-            if not pieces:
-                n_read += _drops_space(tokenizer, sentences[number][1], n_read, span)
-            first, _ = pieces.get(number, (n_read, 0))
-            n_read += 1
-            pieces[number] = (first, n_read)
-        if len(span.tokens) >= MIN_TOKENS:
-            written = [_piece(tokenizer, sentences[i][0], *words) for i, words in pieces.items()]
-            found.append((span, " ".join(written)))
-    return found
-
-
-def _drops_space(tokenizer: SpanTokenizer, sentence: Span, n_read: int, span: Span) -> bool:
-    """Returns whether a span lacks the next word of its first sentence, which is a lone space.
-
-    Byte-level BPE makes one before some characters, and none at the start of a span.
-    """
-    place = int(np.flatnonzero(sentence.starts)[n_read])
-    token = int(sentence.tokens[place])
-    is_word = place + 1 < len(sentence.tokens) and bool(sentence.starts[place + 1])
-    return is_word and token != span.tokens[0] and not tokenizer.spell([token]).strip()
-
-
-def _piece(tokenizer: SpanTokenizer, sentence: str, first: int, end: int) -> str:
-    """Returns some words of a sentence, as masking counts them, from `first` on."""
-    places = [*word_places(tokenizer, sentence), len(sentence)]
-    return sentence[places[first] : places[end]].strip()
-
-
 def _sentences_of(document: Document) -> list[str]:
     """Returns what is tokenized as a whole: sentences, or the spans that a source has cut."""
     if document.spans is None:
@@ -202,7 +153,7 @@ def spans_of_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[Span]
 @functools.lru_cache(maxsize=1)  # for its cache of words
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
     """Makes a function that turns byte-level tokens after a space into those of a span's start."""
-    if not tokenizer.joins_space:
+    if not tokenizer.is_byte_level:
         return lambda span: span
     backend = tokenizer.backend
     follows_space = tokenizer.follows_space_V

@@ -24,7 +24,7 @@ from cocondenser_jax.files.remote import local_copy
 from cocondenser_jax.files.runs import require_same, task_folders
 from cocondenser_jax.files.whole import file_sha256, read_object
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 _SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
 
 
@@ -51,10 +51,10 @@ class TokenStore:
     first_span_D: np.ndarray
     max_tokens: int  #: longest span in tokens, [CLS] and [SEP] included
     vocab_size: int  #: highest token id + 1
-    prefix_ids: tuple[int, ...]  #: what stands before a text, such as [CLS]
-    suffix_ids: tuple[int, ...]  #: what stands after it, such as [SEP]
+    cls_id: int
+    sep_id: int
     pad_id: int
-    mask_id: int | None  #: None: the tokenizer has no mask
+    mask_id: int
     special_ids: tuple[int, ...]  #: ids that stand for no text
     tokenizer_sha256: str  #: `SpanTokenizer.sha256` of the tokenizer that made it
     sha256: str  #: identifies the data; a hash of the checksums of all files
@@ -176,8 +176,8 @@ def open_store(path: Path) -> TokenStore:
         first_span_D=first_span_D,
         max_tokens=manifests[0]["max_tokens"],
         vocab_size=tokenizer["vocab_size"],
-        prefix_ids=tuple(tokenizer["prefix_ids"]),
-        suffix_ids=tuple(tokenizer["suffix_ids"]),
+        cls_id=tokenizer["cls_id"],
+        sep_id=tokenizer["sep_id"],
         pad_id=tokenizer["pad_id"],
         mask_id=tokenizer["mask_id"],
         special_ids=tuple(tokenizer["special_ids"]),

@@ -13,13 +13,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
-from cocondenser_jax.errors import UserError, first_three, whole_message
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.files.whole import write_json
 
-_Around = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
 ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
-N_AROUND = 2  # tokens of a row that are kept for what stands before and after its text
+N_AROUND = 2  # tokens around a text: [CLS] and [SEP]
 _N_BYTES = 256
 _DECODERS = {
     "wordpiece": decoders.WordPiece(cleanup=False),
@@ -35,22 +34,28 @@ class SpanTokenizer:
     """A tokenizer of spans, with the facts that the rest of the package needs."""
 
     backend: Tokenizer  # neither pads nor truncates, and reads "[MASK]" in a text as text
-    kind: str  # the family of `backbones.BACKBONES` that has such a tokenizer; "": none of them
+    kind: str  # the family of `backbones.BACKBONES` that has such a tokenizer
     vocab_size: int  # highest token id + 1
-    prefix_ids: tuple[int, ...]  # what stands before a text, such as [CLS]
-    suffix_ids: tuple[int, ...]  # what stands after it, such as [SEP]
+    cls_id: int
+    sep_id: int
     pad_id: int
-    mask_id: int | None  # None: it has no mask
+    mask_id: int
     unknown_id: int | None  # None: every text has tokens
     special_ids: tuple[int, ...]  # that stand for no text, and the unknown token; ascending
-    space: str  # how tokens begin that follow a space; "": they tell nothing of it
-    joins_space: bool  # whether a token holds the space before it: a text's first word has others
     sha256: str  # of entries and rules, however the files are laid out
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a token holds the space before it, so that a text's first word has others."""
+        return BACKBONES[self.kind].tokenizer == "byte-level"
+
+    @property
+    def space(self) -> str:
+        """What the tokens begin with that follow a space; "" where they tell nothing of it."""
+        return {"byte-level": "Ġ", "unigram": "▁"}.get(BACKBONES[self.kind].tokenizer, "")
 
     def spell(self, ids: Iterable[int]) -> str:
         """Returns what tokens are in a text, whether or not the tokenizer's file has a decoder."""
-        if not self.kind:
-            return str(self.backend.decode([*ids], skip_special_tokens=False))
         tokens = [str(self.backend.id_to_token(number)) for number in ids]
         text: str = _DECODERS[BACKBONES[self.kind].tokenizer].decode(tokens)
         return text
@@ -65,9 +70,7 @@ class SpanTokenizer:
 
 
 def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
-    """Loads a tokenizer of one of the backbones, or of another family.
-
-    That of another family can make tokens, but no masks: only PyTorch trains on them here.
+    """Loads a tokenizer of one of the backbones.
 
     Args:
       name_or_folder: a folder with `tokenizer.json` or its sources, or a Hugging Face Hub name.
@@ -163,17 +166,12 @@ def _alphabet(tokenizer: Tokenizer, words: Counter[str], size: int) -> tuple[lis
 def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int = 512) -> None:
     """Writes the files from which `transformers.AutoTokenizer` loads the same tokenizer."""
     backend = tokenizer.backend
-    if not tokenizer.kind:
-        backend.save(str(folder / "tokenizer.json"))
-        rules = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
-        write_json(folder / "tokenizer_config.json", rules)
-        return
     backbone = BACKBONES[tokenizer.kind]
     backend.save(str(folder / "tokenizer.json"))
     backend.model.save(str(folder))
     tokens = {f"{role}_token": token for role, token in backbone.special_tokens.items()}
     state = json.loads(backend.to_str())
-    rules = {"tokenizer_class": backbone.tokenizer_class}
+    rules: dict[str, Any] = {"tokenizer_class": backbone.tokenizer_class}
     if backbone.tokenizer == "wordpiece":
         rules |= {
             "do_lower_case": state["normalizer"]["lowercase"],
@@ -190,7 +188,6 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
 
 def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     """Wraps a tokenizer, switching off whatever would change the tokens of plain text."""
-    pad_id = (backend.padding or {}).get("pad_id", 0)
     backend.no_padding()
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
@@ -198,18 +195,10 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     entries = backend.get_vocab(with_added_tokens=True)
     state = _state(backend, entries)
     _require_words(state["model"], entries, name)
-    kind = _kind(state, entries.keys())
+    kind = _kind(state, entries.keys(), name)
+    ids = _ids_of_roles(kind, entries, name)
     added = backend.get_added_tokens_decoder().items()
-    special_ids = {number for number, token in added if token.special}
-    if kind:
-        ids = _ids_of_roles(kind, entries, name)
-        special_ids.update(ids.values())
-        pad_id = ids["pad"]
-        around: _Around = ((ids["cls"],), (ids["sep"],))
-    else:
-        ids = {}
-        around = _ids_around(backend, name)
-        special_ids.update(*around)
+    special_ids = {*ids.values(), *(number for number, token in added if token.special)}
     unknown_id = _unknown_id(state["model"], entries)
     if unknown_id is not None:
         special_ids.add(unknown_id)
@@ -217,21 +206,18 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         special = {token for token, number in entries.items() if number in special_ids}
         backend.model = _never_in_text(state["model"], special)
         state = json.loads(backend.to_str())
-    space, joins_space = _space(state)
     n_ids = max(entries.values()) + 1
     unused_ids = set(range(n_ids)).difference(entries.values())
     return SpanTokenizer(
         backend=backend,
         kind=kind,
         vocab_size=n_ids,
-        prefix_ids=around[0],
-        suffix_ids=around[1],
-        pad_id=pad_id,
-        mask_id=ids.get("mask"),
+        cls_id=ids["cls"],
+        sep_id=ids["sep"],
+        pad_id=ids["pad"],
+        mask_id=ids["mask"],
         unknown_id=unknown_id,
         special_ids=tuple(sorted(special_ids | unused_ids)),
-        space=space,
-        joins_space=joins_space,
         sha256=_checksum(entries, state),
     )
 
@@ -262,32 +248,28 @@ def _require_words(model: Mapping[str, Any], entries: Mapping[str, int], name: s
         raise UserError(f"tokenizer {name} has no vocabulary")
 
 
-def _kind(state: dict[str, Any], entries: Set[str]) -> str:
+def _kind(state: dict[str, Any], entries: Set[str], name: str) -> str:
     """Identifies a tokenizer by the types of its parts: many folders have no config.json.
 
     MPNet's differs from BERT's in its special tokens alone, and BERT's are in its vocabulary, too.
-    Other families have BERT's or RoBERTa's parts with special tokens of their own.
     """
-    match _parts(state):
-        case ["WordPiece", "BertNormalizer", "BertPreTokenizer"]:
-            return "mpnet" if entries >= {*BACKBONES["mpnet"].special_tokens.values()} else "bert"
-        case ["BPE", None, "ByteLevel"]:
-            kind = "roberta"
-        case ["BPE", "NFC", "ByteLevel"]:
-            kind = "modernbert"
-        case ["Unigram", _, "Metaspace"]:  # SentencePiece's, with any normalizer
-            kind = "xlm-roberta"
-        case _:
-            return ""
-    return kind if entries >= {*BACKBONES[kind].special_tokens.values()} else ""
-
-
-def _parts(state: dict[str, Any]) -> list[str | None]:
-    """Returns the types of a tokenizer's model, normalizer and last pre-tokenizer."""
     cutter = state["pre_tokenizer"] or {}
     last_step = cutter.get("pretokenizers", [cutter])[-1]
     found = (state["model"], state["normalizer"] or {}, last_step)
-    return [part.get("type") for part in found]
+    parts = [part.get("type") for part in found]
+    match parts:
+        case ["WordPiece", "BertNormalizer", "BertPreTokenizer"]:
+            return "mpnet" if entries >= {*BACKBONES["mpnet"].special_tokens.values()} else "bert"
+        case ["BPE", None, "ByteLevel"]:
+            return "roberta"
+        case ["BPE", "NFC", "ByteLevel"]:
+            return "modernbert"
+        case ["Unigram", _, "Metaspace"]:  # SentencePiece's, with any normalizer
+            return "xlm-roberta"
+    raise UserError(
+        f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
+        f" expected one of {', '.join(BACKBONES)}"
+    )
 
 
 def _ids_of_roles(kind: str, entries: Mapping[str, int], name: str) -> dict[str, int]:
@@ -295,35 +277,6 @@ def _ids_of_roles(kind: str, entries: Mapping[str, int], name: str) -> dict[str,
     if missing := [token for token in special.values() if token not in entries]:
         raise UserError(f"tokenizer {name} has no {missing[0]}, which {kind} models need")
     return {role: entries[token] for role, token in special.items()}
-
-
-def _ids_around(backend: Tokenizer, name: str) -> _Around:
-    """Returns what a tokenizer of another family puts before and after a text."""
-    encoding = backend.encode("a")
-    inside = [i for i, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
-    if not inside:
-        raise UserError(f"tokenizer {name} makes no tokens of the text 'a'")
-    ids = encoding.ids
-    prefix_ids, suffix_ids = tuple(ids[: inside[0]]), tuple(ids[inside[-1] + 1 :])
-    if len(prefix_ids) + len(suffix_ids) > N_AROUND:
-        tokens = first_three(encoding.tokens)
-        raise UserError(
-            f"tokenizer {name} reads 'a' as {tokens}: expected at most {N_AROUND} tokens around it"
-        )
-    return prefix_ids, suffix_ids
-
-
-def _space(state: dict[str, Any]) -> tuple[str, bool]:
-    """Returns `space` and `joins_space` of `SpanTokenizer`."""
-    last_step = _parts(state)[-1]
-    if last_step == "ByteLevel":
-        return "Ġ", True
-    if last_step == "Metaspace":
-        return "▁", False
-    match state["normalizer"]:
-        case {"type": "Replace", "pattern": {"String": " "}, "content": content}:
-            return str(content), True  # as in SentencePiece's BPE, which cuts nowhere else
-    return "", False
 
 
 def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
@@ -353,11 +306,7 @@ def _read_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     try:
         if file.exists():
-            backend = Tokenizer.from_file(str(file))
-            entries = backend.get_vocab(with_added_tokens=True)
-            if _kind(_state(backend, entries), entries.keys()):
-                return backend
-        # What the library reads of an unknown family is what its models are searched with.
+            return Tokenizer.from_file(str(file))
         from transformers import AutoTokenizer  # slow to import, and seldom needed
 
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

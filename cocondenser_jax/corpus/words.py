@@ -27,7 +27,7 @@ class WordTable:
 
     def __init__(self, tokenizer: SpanTokenizer):
         self._tokenizer = tokenizer.backend
-        self._space = " " if tokenizer.joins_space else ""
+        self._space = " " if tokenizer.is_byte_level else ""
         self._known: dict[str, tuple[bytes, bytes]] = {}
 
     def tokenize(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -55,8 +55,8 @@ def tokenize_words(
     """Tokenizes words, with `space` before the first.
 
     Yields:
-      The bytes of a word's token ids, uint32, and of uint8: 1 for the first, and where a token
-      starts another word of the pre-tokenizer.
+      The bytes of a word's token ids, uint32, and of uint8: 1 where a token starts a word of the
+      pre-tokenizer.
     """
     groups = [words[i : i + ENCODE_WORDS] for i in range(0, len(words), ENCODE_WORDS)]
     texts = [space + " ".join(group) for group in groups]
@@ -70,29 +70,8 @@ def tokenize_words(
         for word in group:
             end += len(word) + 1  # the space after it, which may begin a token of the next word
             stop = bisect_left(places, end, first)
-            # SentencePiece's BPE cuts no words.
-            yield ids[first:stop].tobytes(), b"\1"[: stop - first] + starts[first + 1 : stop]
+            yield ids[first:stop].tobytes(), starts[first:stop]
             first = stop
-
-
-def word_places(tokenizer: SpanTokenizer, text: str) -> list[int]:
-    """Returns where the words of a text begin, in characters, as `WordTable.tokenize` marks them.
-
-    Args:
-      tokenizer: the model's.
-      text: words separated by single spaces.
-    """
-    space = " " if tokenizer.joins_space else ""
-    places = []
-    begin = 0
-    for word in text.split(" "):
-        ((_, starts),) = tokenize_words(tokenizer.backend, [word], space)
-        encoding = tokenizer.backend.encode(space + word, add_special_tokens=False)
-        for start, (place, _) in zip(starts, encoding.offsets, strict=True):
-            if start:
-                places.append(begin + max(place - len(space), 0))
-        begin += len(word) + 1
-    return places
 
 
 def word_starts(encoding: Encoding, text: str) -> bytes:

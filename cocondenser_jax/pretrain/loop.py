@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.corpus.batches import (
     Batch,
     BatchSpec,
@@ -151,10 +150,6 @@ def _model_and_params(
     Raises:
       UserError: if the store, the batches or the devices do not fit the model.
     """
-    if store.mask_id is None:
-        raise UserError(
-            f"the tokenizer of {store.path} is that of none of the families {', '.join(BACKBONES)}"
-        )
     model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)

@@ -58,8 +58,8 @@ def test_spans_are_cls_tokens_sep_padding(store):
     for row, mask in zip(ids, batch.attention_mask_SxL, strict=True):
         n = int(mask.sum())
         assert mask[:n].all()
-        assert row[0] == store.prefix_ids[0]
-        assert row[n - 1] == store.suffix_ids[0]
+        assert row[0] == store.cls_id
+        assert row[n - 1] == store.sep_id
         assert (row[n:] == store.pad_id).all()
         assert not np.isin(row[1 : n - 1], store.special_ids).any()
         assert len(set(row[1 : n - 1].tolist())) == 1  # tokens of one document only

@@ -56,7 +56,7 @@ def test_tokens_are_those_of_prompt_and_text_joined(tokenizer, prompt, space):
     """Whether the texts began a span, or followed a space within one."""
     joined = put_before(prompt, read(tokenizer, STRINGS, space), tokenizer)
     # A byte-level tokenizer reads a space with the word, and a line break by itself.
-    of_word = " " if tokenizer.joins_space and prompt.endswith(" ") else ""
+    of_word = " " if tokenizer.is_byte_level and prompt.endswith(" ") else ""
     alone = read(tokenizer, STRINGS, of_word)
     n_prompt = len(ids_of(tokenizer, prompt.removesuffix(" ")))
     separates = prompt[-1:] in ("", " ", "\n")
@@ -146,7 +146,7 @@ def test_the_first_of_a_pair_is_a_query_and_all_others_are_passages(store, examp
         text = ids[len(prompt) + 1 : -1]
         assert text == before[1 : len(text) + 1]
         assert len(text) == len(before) - 2 or 32 - n_tokens < 3  # else a word would still fit
-        assert ((ids[0],), (ids[-1],)) == (store.prefix_ids, store.suffix_ids)
+        assert (ids[0], ids[-1]) == (store.cls_id, store.sep_id)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

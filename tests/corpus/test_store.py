@@ -115,7 +115,7 @@ def test_the_manifest_counts_what_is_there_and_what_is_not(stores, corpus, token
 
 def test_the_store_knows_its_tokenizer(stores, tokenizer, model_type):
     store = open_store(stores[model_type])
-    ids = ("prefix_ids", "suffix_ids", "pad_id", "mask_id", "special_ids")
+    ids = ("cls_id", "sep_id", "pad_id", "mask_id", "special_ids")
     for field in ("vocab_size", *ids):
         assert getattr(store, field) == getattr(tokenizer, field)
 

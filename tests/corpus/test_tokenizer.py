@@ -68,9 +68,7 @@ def test_transformers_loads_what_was_saved(tokenizer, tmp_path):
     assert type(reference).__name__ == classes.get(tokenizer.kind, "TokenizersBackend")
     assert reference.model_max_length == 77
     assert_same_ids(tokenizer, reference)
-    around = (reference.cls_token_id,), (reference.sep_token_id,)
-    assert (tokenizer.prefix_ids, tokenizer.suffix_ids) == around
-    for role in ("pad", "mask"):
+    for role in ("cls", "sep", "pad", "mask"):
         assert getattr(reference, f"{role}_token_id") == getattr(tokenizer, f"{role}_id")
     numbers = set(reference.get_vocab().values())  # without those of a piece that is listed twice
     assert sorted(reference.all_special_ids) == sorted(numbers.intersection(tokenizer.special_ids))
@@ -227,6 +225,19 @@ def test_what_holds_no_tokenizer_is_refused(wordpiece_folder, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(UserError, match="holds no tokenizer that loads"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_of_another_family_is_refused(wordpiece_folder, byte_level_folder, tmp_path):
+    state = json.loads(load_tokenizer(str(wordpiece_folder)).backend.to_str())
+    state["normalizer"] = {"type": "Lowercase"}
+    said = r"of another kind \(WordPiece, Lowercase, BertPreTokenizer\): expected one of bert, "
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(str(tmp_path))
+    # Such as that of Qwen, by its parts.
+    text = load_tokenizer(str(byte_level_folder)).backend.to_str().replace("<mask>", "<other>")
+    with pytest.raises(UserError, match="tokenizer changed has no <mask>, which roberta models"):
+        span_tokenizer(Tokenizer.from_str(text), "changed")
 
 
 def test_tokens_are_spelled_without_the_files_decoder(tokenizer):

@@ -108,7 +108,7 @@ def test_the_probe_puts_a_title_before_a_text_as_the_vectors_say(config, tmp_pat
     probe._open_search(experiment.probe, experiment.batches, store, forward)({})
     backend = load_tokenizer(str(store.tokenizer_folder)).backend
     ids = backend.encode(f"{title}{separator or ' '}{text}", add_special_tokens=False).ids
-    assert rows == [*store.prefix_ids, *ids, *store.suffix_ids]
+    assert rows == [store.cls_id, *ids, store.sep_id]
 
 
 def test_settings_of_a_network_that_do_not_go_together_are_named_as_such():

@@ -148,7 +148,7 @@ def slow_search(encode, data, store):
 
     def vector(text):
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:14]
-        return encode([*store.prefix_ids, *ids, *store.suffix_ids])
+        return encode([store.cls_id, *ids, store.sep_id])
 
     texts = {
         line["_id"]: line["text"]

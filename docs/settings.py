@@ -43,8 +43,8 @@ before any file is written.
 _ADAPT_HEAD = """## What `adapt` changes
 
 `adapt` is a run of `pretrain` that starts from these defaults (`configs/adapt.py`). Batch, steps,
-length and pairs then follow from the corpus, the model and the machine, unless you give them; the
-log has what it chose. The useful ones are `train.steps`, `data.length` and `seed`.
+length and pairs then follow from the corpus, the model and the machine, unless you give them. The
+useful ones are `train.steps`, `data.length` and `seed`.
 
 | setting | `adapt` | `pretrain` |
 |---|---|---|

@@ -71,6 +71,7 @@ from cocondenser_jax.retriever.compare.comparison import (
 )
 from cocondenser_jax.retriever.compare.report import ResultRow, comparison_table, write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write_store
+from cocondenser_jax.retriever.compare.survey import Survey
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.compare.verdict import ADAPTED, PUBLISHED, judge
 from cocondenser_jax.retriever.search.loading import require_loadable
@@ -81,6 +82,10 @@ logger = logging.getLogger(__name__)
 
 # What trains a model that the Flax network does not compute.
 _INSTEAD = "sentence-transformers' own trainer, SentenceTransformerTrainer, trains such models"
+_UNJUDGED = (
+    "no judgments, so the published model stays (`cocondenser compare --model={published}"
+    " --model={adapted}` says what to judge)"
+)
 TEST = "test"
 _MANY_SPANS = 1 << 40  # of a corpus that is not read yet
 _SPANS_LOOKED_AT = 1_000
@@ -113,12 +118,7 @@ def adapt(
     shape, tokenizer = require_trainable(start, vectors)
     config = _settings(_propose(_MANY_SPANS), overrides, vectors, shape.longest_text)
     _check(config, shape, tokenizer)
-    asked = None if trial is None else check_trial(trial)
-    if asked is not None and not asked[0].is_judged:
-        raise UserError(
-            f"{asked[0].data} has no judgments to test by: leave --data out, and compare the two"
-            " models with `cocondenser compare`, which says what to judge"
-        )
+    asked = None if trial is None else _check_judged(trial)
     started = {
         "command": "adapt",
         "model": model_sha256(start),
@@ -129,27 +129,22 @@ def adapt(
     }
     published, adapted, store = (workdir / name for name in (PUBLISHED, ADAPTED, "store"))
     title = f"{model}, adapted to {corpus}"
+    length = config.data.length
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started, free=["corpus"])  # which may move
         make_once(workdir, published, write_resolved, start, vectors, shape.hidden_size)
-        make_once(workdir, store, write_store, corpus, published, config.data.length)
+        make_once(workdir, store, write_store, corpus, published, length)
         begun = None if asked is None else start_comparison(workdir / TEST, *asked)
         if begun is not None:
             rank_by_bm25(workdir / TEST, begun)  # before any training: it may find nothing
         if not adapted.exists():
-            tokens = open_store(store)
-            proposed = _propose(tokens.n_spans)
-            with proposed.unlocked():
-                proposed.data.pairs = _pairs_of(tokens)
+            proposed = _propose_for(open_store(store))
             config = _settings(proposed, overrides, vectors, shape.longest_text)
             with config.unlocked():
                 config.data.store, config.warm_start = str(store), str(published)
             make_once(workdir, adapted, pretrain_model, config, workdir / "pretraining")
         if begun is None:
-            verdict = (
-                f"unknown | no judgments, so the published model stays (`cocondenser compare"
-                f" --model={published} --model={adapted}` says what to judge)"
-            )
+            verdict = f"unknown | {_UNJUDGED.format(published=published, adapted=adapted)}"
             return Outcome([], _keep(workdir, title, verdict, PUBLISHED), [])
         models = [
             RankedModel(PUBLISHED, published),
@@ -228,16 +223,30 @@ def _check(config: ConfigDict, shape: ModelConfig, tokenizer: SpanTokenizer) -> 
     require_room(experiment.batches, tokenizer)
 
 
+def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
+    """Returns what `check_trial` does; raises a UserError where nothing is judged."""
+    checked, survey = check_trial(trial)
+    if not checked.is_judged:
+        raise UserError(
+            f"{trial.data} has no judgments to test by: leave --data out, and compare the two"
+            " models with `cocondenser compare`, which says what to judge"
+        )
+    return checked, survey
+
+
 def _propose(n_spans: int) -> ConfigDict:
     return fit(n_spans, count_devices(), on_cpu=jax.default_backend() == "cpu")
 
 
-def _pairs_of(store: TokenStore) -> str:
-    """Returns "sentence" where half of the spans have two sentences or more, else "crops"."""
+def _propose_for(store: TokenStore) -> ConfigDict:
+    """Returns the settings for a store: pairs are crops where most spans are one sentence."""
+    proposed = _propose(store.n_spans)
     spans_N = np.linspace(0, store.n_spans - 1, min(store.n_spans, _SPANS_LOOKED_AT)).astype(int)
     _, starts_NxL, _ = store.read_spans(spans_N, store.max_tokens - 2)
     has_several_N = (starts_NxL == STARTS_SENTENCE).sum(axis=1) >= 2
-    return "sentence" if has_several_N.mean() >= 0.5 else "crops"
+    with proposed.unlocked():
+        proposed.data.pairs = "sentence" if has_several_N.mean() >= 0.5 else "crops"
+    return proposed
 
 
 def _conclude(workdir: Path, title: str, compared: Compared) -> Outcome:

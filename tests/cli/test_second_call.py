@@ -178,6 +178,7 @@ def run(place, model_folder, make_model, beir, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(workers._EXECUTORS, "local", run_here)
     monkeypatch.setattr(flags, "_PACKAGES", {})
     monkeypatch.setattr(adapting, "pretrain_model", stop)
+    monkeypatch.setattr(adapting, "start_comparison", stop)
     encode._load_encoder_once.cache_clear()
     facts = {
         "place": place,

@@ -23,7 +23,6 @@ KINDS = (
     "unigrams",
     "byte-level BPE of RoBERTa",
     "byte-level BPE of ModernBERT",
-    "BPE of Gemma",
 )
 
 

@@ -25,6 +25,45 @@ def rows_of(page: str, mark: str) -> list[list[str]]:
     return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows[:1] + rows[2:]]
 
 
+def first() -> str:
+    """Returns the picture of the first page: the speed of a step, and what the quickstart found.
+
+    The numbers are those of docs/gpu.md's table and of the quickstart's.
+    """
+    _, *measured = rows_of("docs/gpu.md", "| chunk size | spans per second")
+    rate = {name: float(spans.replace(",", "")) for name, spans, *_ in measured}
+    speeds = {
+        "cocondenser_jax": rate["128"],
+        "PyTorch, compiled": rate["128, plain PyTorch, compiled"],
+        "PyTorch": rate["128, plain PyTorch"],
+    }
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    row = r"^(BM25|no pre-training|Condenser|coCondenser) +(0\.\d+)"
+    found = {name: float(value) for name, value in re.findall(row, page, re.MULTILINE)}
+    title = "How fast a step is, and what pre-training on two CPU cores gives"
+    shapes = [
+        text(20, 28, title, size=16, at="start"),
+        *_bars(20, "spans a second, BERT-base, 2,048 documents, one H200", speeds, "{:,.0f}"),
+        *_bars(470, "MRR@10 of the quickstart", found, "{:.3f}"),
+    ]
+    return picture(210, title, shapes)
+
+
+def _bars(x: float, title: str, values: dict[str, float], form: str) -> list[str]:
+    """Returns horizontal bars under a title, with names and values; the first is one of ours."""
+    shapes = [text(x, 58, title, kind="faint", size=12, at="start")]
+    scale = 210 / max(values.values())
+    for row, (name, value) in enumerate(values.items()):
+        y = 72 + 32 * row
+        kind = "two" if name.lower().startswith("cocondenser") else "off"
+        shapes.append(text(x + 130, y + 15, name, size=13, at="end"))
+        shapes.append(bar(x + 138, y, value * scale, 22, kind))
+        shapes.append(
+            text(x + 144 + value * scale, y + 15, form.format(value), size=12, at="start")
+        )
+    return shapes
+
+
 def compared() -> str:
     """Returns nDCG@10 on queries that people wrote, from the tables of docs/results.md."""
     collections = {"cosqa": "CoSQA", "lisa": "LISA", "med": "MEDLARS", "scifact": "SciFact"}

@@ -177,6 +177,7 @@ PICTURES = {
     "condenser": condenser,
     "cocondenser": cocondenser,
     "gradient_cache": gradient_cache,
+    "first": charts.first,
     "compared": charts.compared,
     "labels": charts.labels,
     "learning": charts.learning,

@@ -76,9 +76,9 @@ class Payload:
 
 
 def fuzz(share=1.0):
-    """Returns the settings of a fuzzer; `share` of the usual examples where each takes long."""
+    """Returns the settings of a fuzzer; `share` of FUZZ_EXAMPLES where each takes long."""
     return settings(
-        max_examples=max(1, int(share * int(_EXAMPLES or 100))),
+        max_examples=max(1, int(share * int(_EXAMPLES))) if _EXAMPLES else 10,
         derandomize=_EXAMPLES is None,
         database=None,
         deadline=None,

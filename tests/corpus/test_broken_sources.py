@@ -1,8 +1,12 @@
 """What is broken in a source is named by file, record and field, whatever its library raises."""
 
+import gzip
+import lzma
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from backports import zstd
 
 from cocondenser_jax.corpus.records import Document, record_piece
 from cocondenser_jax.corpus.sources import read_documents
@@ -37,6 +41,27 @@ PARQUETS = {
     "titles": ({"text": ["a"], "title": [1.5]}, r"record 1: `title` must be a string"),
     "nulls": ({"spans": [["a"], ["a", None]]}, r"record 2: `spans` must be .* without nulls"),
 }
+
+
+TEXT = b"One text.\nAnd another one.\n" * 50
+ARCHIVES = {
+    "gzip, cut short": ("a.txt.gz", gzip.compress(TEXT)[:-9], "Compressed file ended before"),
+    "gzip, plain": ("a.txt.gz", TEXT, "Not a gzipped file"),
+    "lzma, cut short": ("a.txt.xz", lzma.compress(TEXT)[:-9], "Compressed file ended before"),
+    "lzma, plain": ("a.txt.xz", TEXT, "Input format not supported"),
+    "zstd, cut short": ("a.txt.zst", zstd.compress(TEXT)[:-9], "Compressed file ended before"),
+    "zstd, plain": ("a.txt.zst", TEXT, "Unable to decompress Zstandard data"),
+}
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_a_broken_archive_is_named(case, tmp_path):
+    name, content, message = ARCHIVES[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        list(read_documents(str(tmp_path / name)))
+    assert str(tmp_path / name) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("case", JSON_LINES)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.hub import find_folder
 from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever, model_sha256
 from tests.retrieval_data import read_vectors
@@ -126,3 +127,16 @@ def test_commands_take_names(publish, model_folder, cross_encoder_folder, beir, 
     settings = json.loads((tmp_path / "run" / "finetune.json").read_text())
     assert settings["sha256"]["model"] == model_sha256(model_folder)
     assert load_cross_encoder(Path("cross")).predict([("a", "b")]).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError, ValueError, RuntimeError, EOFError, json.JSONDecodeError("no JSON", "", 0)]
+)
+def test_whatever_the_hub_raises(error, monkeypatch):
+    def download(*_, **__):
+        raise error if isinstance(error, Exception) else error("it failed:\n\n  the cause")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(UserError, match=r"^some/model: no such folder, .* hub: ") as found:
+        find_folder("some/model")
+    assert str(found.value).endswith(("it failed: the cause", "(char 0)"))

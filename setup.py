@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 URL = "https://github.com/cocondenser-jax/cocondenser-jax"
 INIT = (ROOT / "cocondenser_jax/__init__.py").read_text(encoding="utf-8")
+DESCRIPTION = re.match('"""(.+)', INIT)[1]
 VERSION = re.search(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[1]
 
 # The extras below are those that `errors.EXTRAS` names where a package is missing.
@@ -50,7 +51,7 @@ def describe():
 setup(
     name="cocondenser-jax",
     version=VERSION,
-    description="Condenser and coCondenser pre-training for dense retrieval, in JAX/Flax on TPUs",
+    description=DESCRIPTION,
     long_description=describe(),
     long_description_content_type="text/markdown",
     author="The cocondenser_jax authors",

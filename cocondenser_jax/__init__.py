@@ -1,4 +1,4 @@
-"""Condenser and coCondenser: pre-training for dense retrieval in JAX, retrieval in PyTorch.
+"""Pre-train dense retrievers on your own text in JAX (TPU, GPU, CPU): Condenser and coCondenser.
 
 The names in `__all__` are the public Python interface; docs/python.md has an example of each. A
 name is imported when it is first used: importing the package loads neither JAX nor PyTorch.

@@ -74,10 +74,7 @@ SECTIONS = {
 PAGES = {"README.md": "index"} | {
     source: name for pages in SECTIONS.values() for name, source in pages.items() if source
 }
-DESCRIPTION = (
-    "Find the embedding model that serves your text best, alone and fused with BM25, adapt it"
-    " without labels, or pre-train with Condenser and coCondenser in JAX."
-)
+DESCRIPTION = (cocondenser_jax.__doc__ or "").partition("\n")[0]
 CONTENTS = "docs/README.md"  # the navigation as a page, for readers on GitHub
 LINK = re.compile(r"(?P<before>\]\(|src=\")(?P<target>[^)\s\"]+)(?=[)\"])")
 

@@ -48,13 +48,13 @@ def test_the_pages_for_sphinx_are_written(tmp_path):
     assert {path.stem for path in tmp_path.glob("*.md")} == names | {"index"}
     index = (tmp_path / "index.md").read_text(encoding="utf-8")
     assert "](adapt.md)" in index
-    assert "](figures/compared.svg)" in index
+    assert "](figures/first.svg)" in index
     assert all(f"\n{name}\n" in index for name in names)
     comparing = (tmp_path / "compare.md").read_text(encoding="utf-8")
     fields = yaml.safe_load(comparing.split("---\n")[1])
     assert fields["source"] == "docs/compare.md"
     head = fields["myst"]["html_meta"]
-    assert head["property=og:title"] == "Which model, and fused or not?"
+    assert head["property=og:title"] == "Comparing models"
     assert head["description"] == head["property=og:description"]
     assert head["description"].startswith("Which published model is best on my queries")
     laptop = (tmp_path / "adapt_on_a_laptop.md").read_text(encoding="utf-8")
@@ -112,8 +112,8 @@ def test_a_picture_is_what_the_program_draws(name):
     assert drawn == draw.PICTURES[name](), "python docs/figures/draw.py"
 
 
-def test_the_first_page_has_the_numbers_of_the_results():
-    _, *shown = charts.rows_of("README.md", "| queries that people wrote")
+def test_the_page_on_comparing_has_the_numbers_of_the_results():
+    _, *shown = charts.rows_of("docs/compare.md", "| human-written queries")
     names = ["BM25", "as published", "all-mpnet-base-v2", "both models"]
     names = [names[0], *(f"{name}{fused}" for name in names[1:] for fused in ("", " + BM25"))]
     for key, (_, *numbers) in zip(("cosqa", "lisa", "med", "scifact"), shown, strict=True):
@@ -148,11 +148,11 @@ def test_the_recorded_probes_are_those_of_the_results():
     assert "MRR of {:.2f} after stage 1 and {:.2f} after stage 2 ([curves]".format(*last) in page
 
 
-def test_when_to_skip_adapting_is_one_sentence():
-    pages = [(ROOT / page).read_text(encoding="utf-8") for page in PAGES]
-    found = [line for page in pages for line in re.findall(r"\*\*Skip adapting\*\*[^.]*\.", page)]
-    assert len(found) == 2
-    assert len(set(found)) == 1
+def test_the_project_has_one_description():
+    description = cj.__doc__.partition("\n")[0]
+    for place in ("README.md", "docs/README.md", "CITATION.cff"):
+        assert description in (ROOT / place).read_text(encoding="utf-8"), place
+    assert PROGRAM.help == build_site.DESCRIPTION == description
 
 
 def commands_of(text):

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import click
 
+import cocondenser_jax
 from cocondenser_jax.corpus.folders import is_accepted, require_not_read
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.tables import is_data_file
@@ -24,7 +25,7 @@ class _Group(click.Group):
 
 
 PROGRAM = _Group(
-    help="Condenser and coCondenser pre-training, conversion, and dense retrieval.",
+    help=(cocondenser_jax.__doc__ or "").partition("\n")[0],
     context_settings={
         "help_option_names": ["-h", "--help"],
         "show_default": True,

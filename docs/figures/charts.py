@@ -6,6 +6,7 @@ papers.figures.neighborhood).
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple

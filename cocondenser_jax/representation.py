@@ -174,6 +174,11 @@ def title_separator(prompts: Mapping[str, str | None]) -> str:
     return prompts.get(TITLE_SEPARATOR) or " "
 
 
+def join_title(title: str, text: str, separator: str) -> str:
+    """Returns a passage as an encoder reads it: its title, if it has one, before its text."""
+    return f"{title}{separator}{text}" if title else text
+
+
 def to_json(representation: Representation) -> dict[str, Any]:
     """Returns the fields as plain JSON values."""
     return {

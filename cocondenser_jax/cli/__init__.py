@@ -38,7 +38,7 @@ _FIXABLE = {
 }
 
 
-for _module in ("quickstart", "training", "retrieval", "runs", "evaluation"):  # the order of --help
+for _module in ("training", "quickstart", "retrieval", "runs", "evaluation"):  # the order of --help
     importlib.import_module(f"cocondenser_jax.cli.{_module}")
 click.version_option(__version__, message="%(version)s")(PROGRAM)
 

@@ -105,12 +105,13 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
     experiment = load_config(config, overrides)
 
     # These load JAX, which a wrong setting need not wait for.
+    from cocondenser_jax.pipelines.pretraining import folder_probes
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.pretrain.hosts import run_on_hosts
     from cocondenser_jax.pretrain.loop import train
 
     prepare_libtpu()
-    run = partial(train, experiment, workdir, profile_dir)
+    run = partial(train, experiment, workdir, folder_probes(experiment), profile_dir)
     run_on_hosts(run, coordinator, num_hosts, host)
 
 

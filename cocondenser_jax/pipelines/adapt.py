@@ -47,9 +47,9 @@ from cocondenser_jax.model_folder.folder import (
     write_resolved,
 )
 from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.pipelines.pretraining import pretrain_model
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import reading_as, resolve_without_store
-from cocondenser_jax.pretrain.export import pretrain_model
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.representation import (
     NOTHING_GIVEN,

@@ -38,8 +38,8 @@ from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
 from cocondenser_jax.files.whole import new_folder, write_json
+from cocondenser_jax.pipelines.pretraining import pretrain_model
 from cocondenser_jax.pretrain.experiment import resolve
-from cocondenser_jax.pretrain.export import pretrain_model
 from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.retriever.compare.comparison import (
     Entry,

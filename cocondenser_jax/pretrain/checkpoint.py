@@ -33,12 +33,11 @@ from cocondenser_jax.files.runs import (
     start_or_compare,
     write_checksums,
 )
-from cocondenser_jax.files.whole import file_sha256, new_folder, read_object, write_json
+from cocondenser_jax.files.whole import new_folder, read_object, write_json
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
+from cocondenser_jax.pretrain.experiment import Experiment
 from cocondenser_jax.pretrain.step import TrainState
-from cocondenser_jax.retriever.data.folder import split_files
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +77,16 @@ class BestProbe(NamedTuple):
 
 
 def open_run(
-    workdir: Path, experiment: Experiment, model_config: ModelConfig, store: TokenStore
+    workdir: Path,
+    experiment: Experiment,
+    model_config: ModelConfig,
+    store: TokenStore,
+    probe_data: Mapping[str, str],
 ) -> None:
-    """Creates the run folder, or checks that the one there belongs to this experiment."""
+    """Creates the run folder, or checks that the one there belongs to this experiment.
+
+    `probe_data` is what its probes read, as checksums by name.
+    """
     run = {
         "config": experiment.settings,
         "model": model_config.to_dict(),
@@ -93,7 +99,7 @@ def open_run(
             "spans": store.n_spans,
             "tokens": store.n_tokens,
         },
-        "probe_data": _probe_files(experiment.probe),
+        "probe_data": dict(probe_data),
         "versions": {
             "cocondenser_jax": __version__,  # a clone that was not installed has no metadata
             **{name: importlib.metadata.version(name) for name in LIBRARIES},
@@ -105,14 +111,6 @@ def open_run(
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:
             shutil.copytree(store.tokenizer_folder, folder, dirs_exist_ok=True)
-
-
-def _probe_files(settings: ProbeSettings) -> dict[str, str]:
-    """Returns the checksums of the files that the probe searches, if it does."""
-    if not settings.data:
-        return {}
-    files = split_files(Path(settings.data), settings.split)
-    return {name: file_sha256(path) for name, path in files.items()}
 
 
 def started_model(workdir: Path) -> ModelConfig | None:
@@ -173,7 +171,7 @@ def _remove_unfinished(workdir: Path) -> None:
 
 def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
     """Returns what the probe measured of each checkpoint that is there, by step."""
-    probes = {}
+    probes: dict[int, ProbeValues] = {}
     for step, folder in _checkpoints(workdir).items():
         with contextlib.suppress(UserError):  # it is damaged: no other command needs it
             probes[step] = read_object(folder / _PROBE)

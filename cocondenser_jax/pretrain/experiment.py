@@ -21,16 +21,6 @@ from cocondenser_jax.representation import (
 )
 
 
-class ProbeSettings(NamedTuple):
-    """When the probe is due and what it searches; its documents are `BatchSpec.held_out`."""
-
-    every: int  # steps; 0: never
-    data: str  # a folder to search; "": none
-    split: str
-    passages: int  # sample of the folder's; 0: all
-    title_separator: str = " "  # between a passage's title and its text
-
-
 class VectorSettings(NamedTuple):
     """What is said of the vectors that are trained, in place of what the run starts from."""
 
@@ -60,12 +50,13 @@ class Experiment(NamedTuple):
     batches: BatchSpec
     step: StepSettings
     n_steps: int
-    probe: ProbeSettings
+    probe_every: int  # steps between two looks at the documents of `BatchSpec.held_out`; 0: none
     save_every: int  # steps
     keep: int  # latest checkpoints
     log_every: int  # steps
     tracker: str  # see `trackers.open_tracker`
     settings: dict[str, Any]  # as they were given
+    title_separator: str = " "  # between a passage's title and its text
 
 
 def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
@@ -85,8 +76,7 @@ def reading_as(experiment: Experiment, representation: Representation) -> Experi
         query_length=representation.query_length,
         passage_length=representation.passage_length,
     )
-    probe = experiment.probe._replace(title_separator=title_separator(prompts))
-    return experiment._replace(batches=batches, probe=probe)
+    return experiment._replace(batches=batches, title_separator=title_separator(prompts))
 
 
 def resolve_without_store(
@@ -102,7 +92,6 @@ def resolve_without_store(
         chunk_size=train.chunk_size,
         dtype=train.dtype,
     )
-    probe = config.probe
     return Experiment(
         warm_start=config.warm_start,
         init_head=config.init_head,
@@ -111,12 +100,7 @@ def resolve_without_store(
         batches=_batches(config),
         step=StepSettings(loss, AdamW(**config.optimizer, n_steps=n_steps), train.skip_nonfinite),
         n_steps=n_steps,
-        probe=ProbeSettings(
-            every=probe.every,
-            data=probe.data,
-            split=probe.split,
-            passages=probe.passages,
-        ),
+        probe_every=config.probe.every,
         save_every=config.checkpoint.every,
         keep=config.checkpoint.keep,
         log_every=config.log_every,

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.pretrain.checkpoint import load_run
-from cocondenser_jax.pretrain.loop import train
 
 
 def export_run(run: Path, out: Path, *, step: int | str | None = None) -> None:
@@ -16,9 +13,3 @@ def export_run(run: Path, out: Path, *, step: int | str | None = None) -> None:
     """
     model_config, params, facts = load_run(run, step)
     export_folder(params, model_config, run / "tokenizer", out, facts)
-
-
-def pretrain_model(config: ConfigDict, workdir: Path, model: Path) -> None:
-    """Pre-trains in `workdir`, and exports the result to the folder `model`."""
-    train(config, workdir)
-    export_run(workdir, model)

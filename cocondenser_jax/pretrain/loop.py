@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from cocondenser_jax.pretrain.devices import (
     replicate,
 )
 from cocondenser_jax.pretrain.experiment import Experiment, reading_as, resolve
-from cocondenser_jax.pretrain.probe import open_probe
+from cocondenser_jax.pretrain.probe import Probe, open_probes
 from cocondenser_jax.pretrain.recorder import Recorder, open_recorder
 from cocondenser_jax.pretrain.signals import between_steps
 from cocondenser_jax.pretrain.step import (
@@ -55,7 +55,12 @@ logger = logging.getLogger(__name__)
 PROFILE_BATCHES = range(1, 5)  # of a process, that --profile_dir traces: not the compilation
 
 
-def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) -> None:
+def train(
+    config: ConfigDict,
+    workdir: Path,
+    probes: Sequence[Probe] = (),
+    profile_dir: Path | None = None,
+) -> None:
     """Pre-trains with the objective of an experiment, or resumes from the run's last checkpoint.
 
     A new run starts from `config.warm_start`, or from a new model. A run that resumes does not read
@@ -68,6 +73,8 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
     Args:
       config: the settings; see `configs/default.py`.
       workdir: the run folder.
+      probes: what to measure on the way, beside the held-out documents. Where one gives values
+        named as in `checkpoint.PROBE_CRITERIA`, they decide which checkpoint is the best.
       profile_dir: gets a trace of some steps after the first, for xprof or TensorBoard.
 
     Raises:
@@ -78,9 +85,14 @@ def train(config: ConfigDict, workdir: Path, profile_dir: Path | None = None) ->
         require_tracker(config.tracker)
     if profile_dir is not None:
         require_writable(profile_dir / "trace")
+    if config.probe.data and not probes:
+        raise UserError(
+            f"config.probe.data is {config.probe.data!r}, but no probe searches it: expected one of"
+            " `pipelines.pretraining.folder_probes`"
+        )
     store = open_store(Path(config.data.store))
     experiment = resolve(config, store)
-    run = functools.partial(_train, experiment, store, workdir, profile_dir)
+    run = functools.partial(_train, experiment, store, workdir, probes, profile_dir)
     if hosts.count() > 1:
         run(hosts.stop_after)
     else:
@@ -91,6 +103,7 @@ def _train(
     experiment: Experiment,
     store: TokenStore,
     workdir: Path,
+    probes: Sequence[Probe],
     profile_dir: Path | None,
     stop_after: Callable[[int], int],
 ) -> None:
@@ -101,11 +114,14 @@ def _train(
         if hosts.is_first():
             require_own(workdir / "run.json")
             stack.enter_context(lock_folder(workdir))
-        model_config, params = _model_and_params(experiment, workdir, store)
+        probe_data = {name: value for probe in probes for name, value in probe.record.items()}
+        model_config, params = _model_and_params(experiment, workdir, store, probe_data)
         experiment = reading_as(experiment, model_config.representation)
         train_step = mapped_step(model_config, experiment.step)
-        probe = open_probe(experiment, store, model_config)
-        state = _open_run(experiment, store, workdir, model_config, params)
+        probe = open_probes(experiment, store, model_config, probes)
+        if hosts.is_first():
+            checkpoint.open_run(workdir, experiment, model_config, store, probe_data)
+        state = _open_state(experiment, workdir, model_config, params)
         del params  # else the first device would hold what the run started from
         first_step = int(state.step)
         recorder = stack.enter_context(open_recorder(workdir, experiment, first_step))
@@ -143,7 +159,7 @@ def _train(
 
 
 def _model_and_params(
-    experiment: Experiment, workdir: Path, store: TokenStore
+    experiment: Experiment, workdir: Path, store: TokenStore, probe_data: Mapping[str, str]
 ) -> tuple[ModelConfig, Any | None]:
     """Returns the run's model, and on host 0 the parameters of a run without a checkpoint.
 
@@ -156,7 +172,12 @@ def _model_and_params(
         if model_config is None:
             model_config, params = first_model(experiment, store)
         model = model_config.to_dict()
-    facts = {"config": experiment.settings, "data": store.sha256, "model": model}
+    facts = {
+        "config": experiment.settings,
+        "data": store.sha256,
+        "probe.data": probe_data,
+        "model": model,
+    }
     model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
     chunk_size = experiment.step.loss.chunk_size
@@ -167,18 +188,13 @@ def _model_and_params(
     return model_config, params
 
 
-def _open_run(
-    experiment: Experiment,
-    store: TokenStore,
-    workdir: Path,
-    model_config: ModelConfig,
-    params: Any | None,
+def _open_state(
+    experiment: Experiment, workdir: Path, model_config: ModelConfig, params: Any | None
 ) -> TrainState:
-    """Opens the run folder; returns the state of `params`, else of the newest checkpoint."""
+    """Returns the state of `params`, else of the newest checkpoint."""
     settings = experiment.step
     state = state_shapes(model_config, settings)
     if hosts.is_first():
-        checkpoint.open_run(workdir, experiment, model_config, store)
         if params is None:
             state = checkpoint.restore_latest(workdir, state)
         else:

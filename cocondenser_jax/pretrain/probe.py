@@ -1,18 +1,16 @@
-"""The probe: evaluates the model on held-out text during training.
+"""Probes: what is measured of the model while it trains.
 
-Without labels: is a span nearer to the other span of its held-out document than to all others, how
-well are held-out tokens predicted, do the CLS vectors still differ? With labels: how well do they
-search a collection, without any fine-tuning? docs/probe.md says how to read it.
+One is always there: is a span nearer to the other span of its held-out document than to all others,
+how well are held-out tokens predicted, do the CLS vectors still differ? Others are handed in, such
+as how well the vectors search a collection without any fine-tuning. docs/probe.md says how to read
+them.
 """
 
 import functools
-import hashlib
-import heapq
 import logging
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,78 +23,103 @@ from cocondenser_jax.corpus.batches import (
 from cocondenser_jax.corpus.prompts import prompt_lengths
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import N_AROUND, load_tokenizer
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import hosts
 from cocondenser_jax.pretrain.devices import Forward, mapped_forward
-from cocondenser_jax.pretrain.experiment import Experiment, ProbeSettings
-from cocondenser_jax.retriever.data import folder as collection
-from cocondenser_jax.retriever.data.own_passages import find_own_passages
-from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.pretrain.experiment import Experiment
+from cocondenser_jax.representation import join_title
 
 logger = logging.getLogger(__name__)
 
-# From a step and the parameters after it to values by name, none where no probe is due.
-Probe = Callable[[int, Any], dict[str, float]]
+
+class Snapshot(NamedTuple):
+    """The model after a step."""
+
+    params: Any
+    # From queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`. Texts are
+    # read as those of a batch are: as many tokens, behind the same prompts.
+    encode: Callable[[Sequence[str], Sequence[tuple[str, str]]], tuple[np.ndarray, np.ndarray]]
+
+
+class Probe(NamedTuple):
+    """Something to measure of the model while it trains; every host has the same."""
+
+    measure: Callable[[Snapshot], Mapping[str, float]]  # values by name, on every host alike
+    every: int  # steps between two; it is measured after the last step, too
+    # What it reads, as checksums by name: those of a run that resumes must be the same.
+    record: Mapping[str, str] = MappingProxyType({})
+
 
 N_ROWS = 64  # that a device encodes at a time
 # Mean cosine. In configs/quickstart.py:condenser without `late_mlm` the vectors collapse: 0.9996 at
 # step 350, effective rank 1.4 of 128; as shipped, 0.82 at step 125, effective rank 7.8. Those of a
 # new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
 COLLAPSE_COSINE = 0.99
-# The metrics of a search, and the names under which they are logged.
-SEARCH_METRICS = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
-_DEPTH = 100  # passages per query
 
 
-def open_probe(experiment: Experiment, store: TokenStore, model_config: ModelConfig) -> Probe:
-    """Returns the probe of an experiment: every host calls it, and gets the same values.
+def open_probes(
+    experiment: Experiment, store: TokenStore, model_config: ModelConfig, probes: Sequence[Probe]
+) -> Callable[[int, Any], dict[str, float]]:
+    """Returns a function of a step and the parameters after it to what is measured then, by name.
 
-    It warns when the vectors collapse into one.
-
-    Raises:
-      UserError: if `probe.data` cannot be read.
+    It measures the held-out documents and what `probes` are, each when it is due. Every host calls
+    it, and gets the same values. It warns when the vectors collapse into one.
     """
-    every = experiment.probe.every
     n_steps = experiment.n_steps
-    if not every and experiment.probe.data:
-        raise UserError(
-            f"config.probe.data is {experiment.probe.data!r}, but config.probe.every is 0: expected"
-            " a number of steps between two probes"
-        )
-    if not every:
-        return lambda step, params: {}
     forward = mapped_forward(model_config, experiment.step.loss.dtype, N_ROWS)
-    measures: list[Callable[[Any], dict[str, float]]] = []
-    is_pair = experiment.batches.kind.is_held_out or len(store.documents_of_pairs) > 0
-    whole = held_out_batch(store, experiment.batches._replace(masked=False))
-    if len(whole.input_ids_SxL) > 1:
-        masked = held_out_batch(store, experiment.batches) if experiment.batches.masked else None
-        measures.append(functools.partial(_measure_held_out, forward, whole, masked, is_pair))
-    if experiment.probe.data:
-        measures.append(_open_search(experiment.probe, experiment.batches, store, forward))
+    probes = [*_held_out_probes(experiment, store, forward), *probes]
     n_warmup = experiment.step.optimizer.warmup_ratio * n_steps
     is_collapsed = False
 
-    def probe(step: int, params: Any) -> dict[str, float]:
+    @functools.lru_cache(maxsize=4)  # else each probe would tokenize its texts again
+    def read(queries: tuple[str, ...], passages: tuple[str, ...]) -> Batch:
+        return _batch_of((queries, passages), experiment.batches, store)
+
+    def encode(
+        params: Any, queries: Sequence[str], passages: Sequence[tuple[str, str]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        separator = experiment.title_separator
+        texts = tuple(join_title(title, text, separator) for title, text in passages)
+        vectors_SxD, _ = forward(params, read(tuple(queries), texts))
+        return vectors_SxD[: len(queries)], vectors_SxD[len(queries) :]
+
+    def measure(step: int, params: Any) -> dict[str, float]:
         nonlocal is_collapsed
+        snapshot = Snapshot(params, functools.partial(encode, params))
         values: dict[str, float] = {}
-        if step % every and step != n_steps:
-            return values
-        for measure in measures:
-            values |= measure(params)
-        was_collapsed = is_collapsed
-        is_collapsed = step > n_warmup and values.get("mean_cosine", 0.0) > COLLAPSE_COSINE
-        if is_collapsed and not was_collapsed and hosts.is_first():
-            logger.warning(
-                "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f",
-                step,
-                values["mean_cosine"],
-                values["effective_rank"],
-            )
+        for probe in probes:
+            if step % probe.every == 0 or step == n_steps:
+                values |= probe.measure(snapshot)
+        if "mean_cosine" in values:
+            was_collapsed = is_collapsed
+            is_collapsed = step > n_warmup and values["mean_cosine"] > COLLAPSE_COSINE
+            if is_collapsed and not was_collapsed and hosts.is_first():
+                logger.warning(
+                    "step %d: CLS vectors have collapsed: mean cosine %.4f, effective rank %.1f",
+                    step,
+                    values["mean_cosine"],
+                    values["effective_rank"],
+                )
         return {f"probe/{name}": float(value) for name, value in values.items()}
 
-    return probe
+    return measure
+
+
+def _held_out_probes(experiment: Experiment, store: TokenStore, forward: Forward) -> list[Probe]:
+    """Returns the probe of the held-out documents, if there are any."""
+    spec = experiment.batches
+    if not experiment.probe_every:
+        return []
+    whole = held_out_batch(store, spec._replace(masked=False))
+    if len(whole.input_ids_SxL) < 2:
+        return []
+    is_pair = spec.kind.is_held_out or len(store.documents_of_pairs) > 0
+    masked = held_out_batch(store, spec) if spec.masked else None
+
+    def measure(snapshot: Snapshot) -> dict[str, float]:
+        return _measure_held_out(forward, whole, masked, is_pair, snapshot.params)
+
+    return [Probe(measure, experiment.probe_every)]
 
 
 def _measure_held_out(
@@ -147,7 +170,9 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
     return values
 
 
-def _batch_of(texts: tuple[list[str], list[str]], spec: BatchSpec, store: TokenStore) -> Batch:
+def _batch_of(
+    texts: tuple[Sequence[str], Sequence[str]], spec: BatchSpec, store: TokenStore
+) -> Batch:
     """Returns queries and passages, read as those of a batch are: its prompts and limits."""
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
     ids: list[list[int]] = []
@@ -167,50 +192,3 @@ def _batch_of(texts: tuple[list[str], list[str]], spec: BatchSpec, store: TokenS
     mask_SxL = np.arange(ids_SxL.shape[1]) < n_tokens_S[:, None] + N_AROUND
     batch = Batch.of_texts(ids_SxL, mask_SxL)
     return batch._replace(prompt_lengths_S=prompt_lengths(prompts, store.tokenizer))
-
-
-def _open_search(
-    settings: ProbeSettings, spec: BatchSpec, store: TokenStore, forward: Forward
-) -> Callable[[Any], dict[str, float]]:
-    """Returns a function of parameters that searches a sample of the passages of `probe.data`.
-
-    Texts are read as those of a batch are: as many tokens, behind the same prompts. What stands
-    between a passage's title and its text is what `encode` puts there. Where queries are passages,
-    they do not find themselves (see `own_passages`).
-    """
-    folder = Path(settings.data)
-    split = settings.split
-    size = settings.passages
-    queries, qrels = collection.read_split(folder, split)
-    relevant = collection.relevant_passages(qrels)
-    source = collection.judgments_file(folder, split)
-    if not relevant:
-        raise UserError(f"{source} judges no passage relevant")
-    # By a hash of their names. All that are relevant come last: of equal scores they lose.
-    passages = heapq.nsmallest(
-        max(size, len(relevant)) if size else sys.maxsize,
-        collection.read_corpus(folder),
-        key=lambda p: (p.id not in relevant, hashlib.sha256(p.id.encode()).digest()),
-    )[::-1]
-    ids = [passage.id for passage in passages]
-    collection.require_known(relevant, set(ids), "passages", source)
-    separator = settings.title_separator
-    texts = {passage.id: collection.passage_text(passage, separator) for passage in passages}
-    own = find_own_passages(queries, texts, qrels, settings.data)
-    batch = _batch_of(([*queries.values()], [*texts.values()]), spec, store)
-    hosts.broadcast_and_compare(
-        {"probe.data": hashlib.sha256(batch.input_ids_SxL.tobytes()).hexdigest()}
-    )
-
-    def search(params: Any) -> dict[str, float]:
-        queries_QxD, passages_PxD = np.split(forward(params, batch)[0], [len(queries)])
-        run = {}
-        for name, query_D in zip(queries, queries_QxD, strict=True):
-            scores_P = passages_PxD @ query_D
-            best = np.argsort(-scores_P, kind="stable")[: _DEPTH + 1]
-            found = [i for i in best if ids[i] != name or name not in own][:_DEPTH]
-            run[name] = {ids[i]: float(scores_P[i]) for i in found}
-        mean = evaluate_run(qrels, run, list(SEARCH_METRICS))["mean"]
-        return {SEARCH_METRICS[metric]: value for metric, value in mean.items()}
-
-    return search

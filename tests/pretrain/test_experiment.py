@@ -7,18 +7,14 @@ import pytest
 
 from cocondenser_jax.configs import cocondenser, condenser, default
 from cocondenser_jax.corpus.store import WeightedCorpus, open_store
-from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain import probe
 from cocondenser_jax.pretrain.experiment import (
     new_network,
-    reading_as,
     resolve,
     resolve_without_store,
 )
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
-from cocondenser_jax.representation import Representation
-from tests.world import WORDS, batches_of, write_qrels, write_records
+from tests.world import batches_of
 
 
 class MSMARCO:
@@ -85,30 +81,6 @@ def test_the_papers_batches():
     first, second = batches_of(condenser.get_config()), batches_of(cocondenser.get_config())
     assert (first.n_rows, first.length) == (1024, 128)
     assert (second.n_rows, second.length) == (4096, 128)
-
-
-@pytest.mark.parametrize("separator", [None, f" {WORDS[0]} "])
-def test_the_probe_puts_a_title_before_a_text_as_the_vectors_say(config, tmp_path, separator):
-    title, text, query = WORDS[1:4]
-    write_records(tmp_path / "corpus.jsonl", [{"_id": "p", "title": title, "text": text}])
-    write_records(tmp_path / "queries.jsonl", [{"_id": "q", "text": query}])
-    write_qrels(tmp_path / "qrels" / "dev.tsv", {"q": {"p": 1}})
-    config = config.copy_and_resolve_references().unlock()
-    config.probe.update({"every": 1, "data": str(tmp_path), "split": "dev"})
-    store = open_store(Path(config.data.store))
-    prompts = (("title_separator", separator),) if separator else ()
-    vectors = Representation()._replace(prompts=prompts)
-    experiment = reading_as(resolve(config, store), vectors)
-    rows = []
-
-    def forward(params, batch):
-        rows.extend(batch.input_ids_SxL[1, : batch.attention_mask_SxL[1].sum()].tolist())
-        return np.ones((2, 4), np.float32), {}
-
-    probe._open_search(experiment.probe, experiment.batches, store, forward)({})
-    backend = load_tokenizer(str(store.tokenizer_folder)).backend
-    ids = backend.encode(f"{title}{separator or ' '}{text}", add_special_tokens=False).ids
-    assert rows == [store.cls_id, *ids, store.sep_id]
 
 
 def test_settings_of_a_network_that_do_not_go_together_are_named_as_such():

@@ -21,6 +21,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import CHECKSUMS, numbered_folders, write_checksums
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pipelines.pretraining import folder_probes
 from cocondenser_jax.pretrain import probe
 from cocondenser_jax.pretrain.checkpoint import (
     best_probe,
@@ -29,9 +30,10 @@ from cocondenser_jax.pretrain.checkpoint import (
     open_run,
     saved_probes,
 )
-from cocondenser_jax.pretrain.experiment import ProbeSettings, resolve
+from cocondenser_jax.pretrain.experiment import reading_as, resolve
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.probe import measure_vectors, open_probe
+from cocondenser_jax.pretrain.probe import Probe, measure_vectors, open_probes
+from cocondenser_jax.representation import Representation
 from tests.pretrain.test_checkpoint import state_of
 from tests.world import WORDS, batches_of, model_of, read_metrics, write_beir, write_qrels
 
@@ -111,7 +113,7 @@ def probed(config, data):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe, "N_ROWS", 1)  # several chunks on each of eight devices
-        train(config, data.parent / "run")
+        train(config, data.parent / "run", folder_probes(config))
     return data.parent / "run"
 
 
@@ -122,7 +124,8 @@ def test_other_texts_or_judgments_are_refused_and_moved_ones_are_not(config, dat
 
     def start(folder):
         config.probe.update({"every": 3, "data": str(folder), "split": "dev"})
-        open_run(tmp_path / "run", resolve(config, store), model_config, store)
+        (of_folder,) = folder_probes(config)
+        open_run(tmp_path / "run", resolve(config, store), model_config, store, of_folder.record)
 
     start(data)
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
@@ -130,7 +133,9 @@ def test_other_texts_or_judgments_are_refused_and_moved_ones_are_not(config, dat
     files = {"corpus": "corpus.jsonl", "queries": "queries.jsonl", "judgments": "qrels/dev.tsv"}
     for kind, name in files.items():
         content = (moved / name).read_text()
-        (moved / name).write_text(content.replace("2", "3"))
+        (moved / name).write_text(
+            content.replace('"text": "', '"text": "the ').replace("\t2", "\t3")
+        )
         with pytest.raises(UserError, match=rf"was started with probe_data\.{kind}='\w+', now"):
             start(moved)
         (moved / name).write_text(content)
@@ -208,42 +213,6 @@ def test_a_run_logs_what_a_slow_probe_of_its_best_checkpoint_measures(probed, da
     assert found == pytest.approx(expected, rel=2e-4)
 
 
-def test_a_query_that_is_a_passage_does_not_find_itself(config, data, caplog, monkeypatch):
-    """By weighted counts of tokens, scaled to length 1, nothing is as near as the text itself."""
-    caplog.set_level("INFO")
-    store, spec = open_store(Path(config.data.store)), batches_of(config)
-    settings = ProbeSettings(every=1, data=str(data), split="dev", passages=0)
-    vectors = []
-    weights = np.random.default_rng(2).random(500)  # so that no two scores are equal
-
-    def forward(params, batch):
-        counts = [weights * np.bincount(row, minlength=500) for row in batch.input_ids_SxL]
-        vectors.append(np.array([row / np.linalg.norm(row) for row in counts], np.float32))
-        return vectors[0], {}
-
-    search = probe._open_search(settings, spec, store, forward)
-    found = []
-    for depth in range(1, N_PASSAGES + 1):
-        monkeypatch.setattr(probe, "_DEPTH", depth)
-        found.append(search({})["recall_at_100"])
-    assert f"{data}: 1 of 3 queries are passages with the same id, which" in caplog.text
-    queries_QxD, passages_PxD = np.split(vectors[0], [3])
-    relevant = {"p1", "p5", "p7", "p9"}
-    names = {"q0", *(f"p{i}" for i in range(N_PASSAGES))}
-    hashed = sorted(names, key=lambda p: (p not in relevant, hashlib.sha256(p.encode()).digest()))
-    run = {}
-    for query, query_D in zip(("q0", "q1", "q2"), queries_QxD, strict=True):
-        scores = dict(zip(hashed[::-1], (passages_PxD @ query_D).tolist(), strict=True))
-        assert (max(scores, key=scores.get) == query) == (query == "q0")
-        scores.pop(query, None)
-        run[query] = sorted(scores, key=scores.get, reverse=True)
-    judged = {"q0": {"p1", "p5"}, "q1": {"p7"}, "q2": {"p9"}}
-    for depth, recall in enumerate(found, start=1):
-        shares = [len(names & {*run[q][:depth]}) / len(names) for q, names in judged.items()]
-        assert recall == pytest.approx(sum(shares) / 3)
-    assert found[0] < found[-1] == 1
-
-
 def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
     ndcg = {step: line["probe/ndcg_at_10"] for step, line in logged(probed).items()}
     best = max(ndcg, key=lambda step: ndcg[step])
@@ -318,7 +287,7 @@ def test_the_last_line_says_which_probe_was_the_best(config, probed, tmp_path, c
             (folder / CHECKSUMS).unlink()
             write_checksums(folder)
         with caplog.at_level(logging.INFO, logger="cocondenser_jax"):
-            train(of_run, run)
+            train(of_run, run, folder_probes(of_run))
         said = f"{run}: best probe: step {step} of 10, ndcg_at_10 0.75; {trend}"
         assert caplog.messages[-1] == said
 
@@ -335,7 +304,7 @@ def test_a_collapse_is_named_once(config, monkeypatch, caplog):
         return lambda spread, batch: (1 + spread * noise, {})
 
     monkeypatch.setattr(probe, "mapped_forward", mapped_forward)
-    opened = open_probe(resolve(config, store), store, model_of(config, store))
+    opened = open_probes(resolve(config, store), store, model_of(config, store), [])
     steps = {1: 0.0, 2: 1.0, 3: 0.01, 4: 0.0, 5: 1.0, 6: 0.0}
     for step, spread in steps.items():
         assert "probe/mlm_loss" not in opened(step, spread)
@@ -354,7 +323,7 @@ def test_the_mlm_loss_is_that_of_the_head_where_there_is_one(config, monkeypatch
     store = open_store(Path(config.data.store))
     noise = np.random.default_rng(0).normal(size=(8, 16))
     monkeypatch.setattr(probe, "mapped_forward", lambda *_: lambda params, batch: (noise, sums))
-    values = open_probe(resolve(config, store), store, model_of(config, store))(1, None)
+    values = open_probes(resolve(config, store), store, model_of(config, store), [])(1, None)
     n_masked = held_out_batch(store, batches_of(config)).weights_SxM.sum()
     assert values["probe/mlm_loss"] == pytest.approx(loss / n_masked)
 
@@ -364,7 +333,7 @@ def test_what_is_not_finite_counts_as_zero(config, probed):
     config = ConfigDict(facts["config"])
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan), params)
     store = open_store(Path(config.data.store))
-    opened = open_probe(resolve(config, store), store, model_config)
+    opened = open_probes(resolve(config, store), store, model_config, folder_probes(config))
     values = opened(3, broken)
     assert values["probe/positive_recall_at_1"] == 0
     # Of equal scores what is relevant comes last: the four of seven passages that are.
@@ -375,6 +344,67 @@ def test_nothing_to_measure(config):
     config = config.copy_and_resolve_references().unlock()
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    assert open_probe(resolve(config, store), store, model_config)(6, None) == {}
+    assert open_probes(resolve(config, store), store, model_config, [])(6, None) == {}
     config.probe.update({"every": 1, "documents": 0})
-    assert open_probe(resolve(config, store), store, model_config)(6, None) == {}
+    assert open_probes(resolve(config, store), store, model_config, [])(6, None) == {}
+
+
+def test_probes_are_measured_when_they_are_due(config, monkeypatch):
+    """Each of its own steps, and all after the last one."""
+    store = open_store(Path(config.data.store))
+    monkeypatch.setattr(probe, "mapped_forward", lambda *_: None)
+    probes = [
+        Probe(lambda snapshot: {"twice": 2 * snapshot.params}, every=2),
+        Probe(lambda snapshot: {"thrice": 3 * snapshot.params}, every=3),
+    ]
+    opened = open_probes(resolve(config, store), store, model_of(config, store), probes)
+    assert [sorted(opened(step, step).items()) for step in range(1, 5)] == [
+        [],
+        [("probe/twice", 4.0)],
+        [("probe/thrice", 9.0)],
+        [("probe/twice", 8.0)],
+    ]
+    probes = [probes[0]._replace(every=4)]
+    opened = open_probes(resolve(config, store), store, model_of(config, store), probes)
+    assert opened(6, 6) == {"probe/twice": 12.0}  # the last
+
+
+@pytest.mark.parametrize("separator", [None, f" {WORDS[0]} "])
+def test_texts_are_encoded_as_those_of_a_batch_are_read(config, monkeypatch, separator):
+    """A title stands before its text as the vectors say; texts are tokenized once."""
+    title, text, query = WORDS[1:4]
+    store = open_store(Path(config.data.store))
+    prompts = (("title_separator", separator),) if separator else ()
+    experiment = reading_as(resolve(config, store), Representation(prompts=prompts))
+    batches = []
+
+    def forward(params, batch):
+        batches.append(batch)
+        return np.arange(6.0).reshape(3, 2), {}
+
+    monkeypatch.setattr(probe, "mapped_forward", lambda *_: forward)
+    encoded = []
+
+    def measure(snapshot):
+        encoded.append(snapshot.encode([query], [(title, text), ("", text)]))
+        return {}
+
+    opened = open_probes(experiment, store, model_of(config, store), [Probe(measure, every=1)])
+    opened(1, None), opened(2, None)
+    assert batches[0] is batches[1]
+    backend = load_tokenizer(str(store.tokenizer_folder)).backend
+    for row, read in enumerate((query, f"{title}{separator or ' '}{text}", text)):
+        ids = backend.encode(read, add_special_tokens=False).ids
+        found = batches[0].input_ids_SxL[row, batches[0].attention_mask_SxL[row]]
+        assert found.tolist() == [store.cls_id, *ids, store.sep_id]
+    of_queries, of_passages = encoded[0]
+    np.testing.assert_array_equal(of_queries, [[0, 1]])
+    np.testing.assert_array_equal(of_passages, [[2, 3], [4, 5]])
+
+
+def test_a_folder_that_nothing_searches_is_refused(config, data, tmp_path):
+    config = config.copy_and_resolve_references().unlock()
+    config.probe.update({"every": 1, "data": str(data), "split": "dev"})
+    with pytest.raises(UserError, match="no probe searches it"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -20,6 +20,7 @@ from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model_folder.folder import read_representation
 from cocondenser_jax.model_folder.modules import to_files
+from cocondenser_jax.pipelines.pretraining import folder_probes
 from cocondenser_jax.pretrain import loop, probe
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import VectorSettings
@@ -208,7 +209,8 @@ def test_the_probe_measures_the_vectors_of_queries_and_passages(
     monkeypatch.setattr(probe, "measure_vectors", noted)
     searched = []
     monkeypatch.setattr(
-        probe, "evaluate_run", lambda qrels, run, metrics: searched.append(run) or {"mean": {}}
+        "cocondenser_jax.retriever.data.probe.evaluate_run",
+        lambda qrels, run, metrics: searched.append(run) or {"mean": {}},
     )
     probing = {
         "probe.every": 1,
@@ -217,7 +219,7 @@ def test_the_probe_measures_the_vectors_of_queries_and_passages(
         "probe.split": "dev",
     }
     config = settings(store.path, published, **probing)
-    train(config, tmp_path / "run")
+    train(config, tmp_path / "run", folder_probes(config))
     spec = loop.resolve(config, store).batches
     spec = spec._replace(query_prompt=QUERY, passage_prompt=PASSAGE, **limits)
     texts = texts_of(held_out_batch(store, spec), store)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cocondenser_jax.corpus.sources import require_source
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.tables import DATA_FILES, matches_data_file, plain_name
+from cocondenser_jax.representation import join_title
 from cocondenser_jax.retriever.data import layouts
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.own_passages import require_other_answers
@@ -29,7 +30,7 @@ class Asked(NamedTuple):
 
 def passage_text(passage: Passage, separator: str = " ") -> str:
     """Joins a passage's title and its text, as encoders and (with a space) BM25 read it."""
-    return f"{passage.title}{separator}{passage.text}" if passage.title else passage.text
+    return join_title(passage.title, passage.text, separator)
 
 
 def corpus_file(source: Path) -> Path:

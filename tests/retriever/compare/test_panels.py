@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from cocondenser_jax.pretrain.probe import SEARCH_METRICS
 from cocondenser_jax.retriever.compare.panels import Panel, in_order, panel_of
 from cocondenser_jax.retriever.compare.report import write_run_report
+from cocondenser_jax.retriever.data.probe import SEARCH_METRICS
 
 LOGGED = {
     "step": 3,

@@ -1,0 +1,66 @@
+"""Searches a small collection by vectors of a model that still trains, for pre-training."""
+
+import hashlib
+import heapq
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.retriever.data import folder as collection
+from cocondenser_jax.retriever.data.own_passages import find_own_passages
+from cocondenser_jax.retriever.data.ranking import evaluate_run
+
+# From queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`.
+Encode = Callable[[Sequence[str], Sequence[tuple[str, str]]], tuple[np.ndarray, np.ndarray]]
+
+# The metrics of a search, and the names of their values.
+SEARCH_METRICS = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
+_DEPTH = 100  # passages per query
+
+
+def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode], dict[str, float]]:
+    """Returns a function of a model's `encode` that searches a sample of a folder's passages.
+
+    Scores are inner products. Where queries are passages, they do not find themselves (see
+    `own_passages`).
+
+    Args:
+      folder: a data folder.
+      split: of its queries and judgments.
+      n_passages: size of the sample, which holds all that are relevant; 0: all.
+
+    Raises:
+      UserError: if the folder cannot be read, or judges no passage relevant.
+    """
+    queries, qrels = collection.read_split(folder, split)
+    relevant = collection.relevant_passages(qrels)
+    source = collection.judgments_file(folder, split)
+    if not relevant:
+        raise UserError(f"{source} judges no passage relevant")
+    # By a hash of their names. All that are relevant come last: of equal scores they lose.
+    passages = heapq.nsmallest(
+        max(n_passages, len(relevant)) if n_passages else sys.maxsize,
+        collection.read_corpus(folder),
+        key=lambda p: (p.id not in relevant, hashlib.sha256(p.id.encode()).digest()),
+    )[::-1]
+    ids = [passage.id for passage in passages]
+    collection.require_known(relevant, set(ids), "passages", source)
+    of_passages = {passage.id: collection.passage_text(passage) for passage in passages}
+    own = find_own_passages(queries, of_passages, qrels, str(folder))
+    texts = [(passage.title, passage.text) for passage in passages]
+
+    def search(encode: Encode) -> dict[str, float]:
+        queries_QxD, passages_PxD = encode([*queries.values()], texts)
+        run = {}
+        for name, query_D in zip(queries, queries_QxD, strict=True):
+            scores_P = passages_PxD @ query_D
+            best = np.argsort(-scores_P, kind="stable")[: _DEPTH + 1]
+            found = [i for i in best if ids[i] != name or name not in own][:_DEPTH]
+            run[name] = {ids[i]: float(scores_P[i]) for i in found}
+        mean = evaluate_run(qrels, run, list(SEARCH_METRICS))["mean"]
+        return {SEARCH_METRICS[metric]: value for metric, value in mean.items()}
+
+    return search

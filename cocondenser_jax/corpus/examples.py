@@ -1,4 +1,4 @@
-"""The kinds of examples: what is drawn, and what texts are made of it."""
+"""The kinds of examples: what is drawn, and what texts are made of it; and what defines a batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,9 +6,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from cocondenser_jax.corpus.masking import MASK_PROBABILITY, mask_capacity
 from cocondenser_jax.corpus.pairs import split_crops, split_sentence
+from cocondenser_jax.corpus.prompts import RowSpec
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.token_files import Texts
+from cocondenser_jax.errors import lookup
 
 Role = Literal["query", "passage"]
 _PAIR: tuple[Role, ...] = ("query", "passage")
@@ -53,8 +56,8 @@ class Example(NamedTuple):
     unit: Unit
     texts: tuple[Role, ...]  # what each stands for, which decides the prompt before it
     make: Maker
-    # Whether the second text repeats the first, and is masked with `decoder_mask_probability`.
-    is_copied: bool = False
+    # If 2, the second text repeats the first, and is masked with `decoder_mask_probability`.
+    n_copies: int = 1
     # Whether held-out documents make such examples, of their first spans; else they give two spans.
     is_held_out: bool = False
 
@@ -113,5 +116,62 @@ EXAMPLES = {
     # A span cut in two between words.
     "crops": Example(SPANS, _PAIR, _crops, is_held_out=True),
     # A span twice.
-    "copies": Example(SPANS, _COPIES, _copies, is_copied=True),
+    "copies": Example(SPANS, _COPIES, _copies, n_copies=2),
 }
+
+
+class BatchSpec(NamedTuple):
+    """The settings that define a batch, together with the data and the step."""
+
+    seed: int
+    batch_size: int  #: examples
+    length: int  #: tokens of a row, specials included
+    example: str = "spans"  #: its kind, a name in `EXAMPLES`
+    masked: bool = True  #: whether tokens are masked and to be predicted
+    mask_probability: float = MASK_PROBABILITY  #: the fraction of tokens
+    decoder_mask_probability: float = 0.5
+    held_out: int = 0  #: documents that are never drawn, as `order.held_out` chooses them
+    query_prompt: str = ""  #: put before texts that stand for queries
+    passage_prompt: str = ""  #: put before all other texts
+    #: tokens that are read of such a text, prompt and specials included; None: `length`
+    query_length: int | None = None
+    passage_length: int | None = None
+
+    @property
+    def kind(self) -> Example:
+        """What `example` names."""
+        kind: Example = lookup(EXAMPLES, self.example, "example")
+        return kind
+
+    @property
+    def pair_specs(self) -> tuple[RowSpec, RowSpec]:
+        """How a query and a passage are read."""
+        query_length, passage_length = (
+            min(length or self.length, self.length)
+            for length in (self.query_length, self.passage_length)
+        )
+        query = RowSpec(self.query_prompt, query_length)
+        return query, RowSpec(self.passage_prompt, passage_length)
+
+    @property
+    def row_specs(self) -> tuple[RowSpec, ...]:
+        """How each text of an example is read."""
+        query, passage = self.pair_specs
+        return tuple(query if role == "query" else passage for role in self.kind.texts)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a batch, a text each."""
+        return self.batch_size * self.kind.n_rows
+
+    @property
+    def mask_probabilities(self) -> tuple[float, ...]:
+        """The fraction of the tokens to mask of each text of an example, if any is."""
+        kind = self.kind
+        texts = [self.mask_probability] * (kind.n_rows // kind.n_copies)
+        return *texts, *[self.decoder_mask_probability] * (kind.n_rows - len(texts))
+
+    @property
+    def n_slots(self) -> int:
+        """Slots for masked tokens in a row."""
+        return mask_capacity(self.length, max(self.mask_probabilities))

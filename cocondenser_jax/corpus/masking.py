@@ -45,8 +45,9 @@ def mask_whole_words(
 
     Words are taken in random order while they fit the budget of `probability * n_tokens`. The word
     at its border is masked with the probability that makes the expected number of masked tokens
-    equal to the budget, so short texts and long words are not masked less than others. The tokens
-    of a prompt are never masked, and count for no budget.
+    equal to the budget, so short texts are not masked less than others. Words of many tokens are:
+    they meet the border more often, and one that ends past `capacity` is never masked. Then the
+    budget is not reached either. The tokens of a prompt are never masked, and count for no budget.
 
     Args:
       texts: N of C columns, with a token or more each; the first token starts a word.

@@ -33,10 +33,8 @@ def split_sentence(
     column_C = np.arange(starts_IxC.shape[1])
     inside_IxC = column_C < n_tokens_Ix1
     begins_IxC = inside_IxC & ((starts_IxC == STARTS_SENTENCE) | (column_C == 0))
-    # One sentence: its second half begins at the last word that starts in the first half.
-    half_IxC = (starts_IxC > 0) & (column_C > 0) & (column_C <= (n_tokens_Ix1 + 1) // 2)
-    middle_I = np.max(np.where(half_IxC, column_C, 0), axis=1)
     is_single_I = begins_IxC.sum(axis=1) == 1
+    middle_I = _middle(starts_IxC, inside_IxC)
     begins_IxC[is_single_I, middle_I[is_single_I]] = True
 
     sentence_IxC = np.cumsum(begins_IxC, axis=1) - 1
@@ -56,6 +54,20 @@ def split_sentence(
     return _select(
         spans, in_sentence_IxC & inside_IxC, (~in_sentence_IxC | stays_I[:, None]) & inside_IxC
     )
+
+
+def _middle(starts_IxC: np.ndarray, inside_IxC: np.ndarray) -> np.ndarray:
+    """Returns where the second half of each text begins.
+
+    It is the last word that starts in the first half, else the next word, else the middle.
+    """
+    column_C = np.arange(starts_IxC.shape[1])
+    n_tokens_I = inside_IxC.sum(axis=1)
+    is_word_IxC = (starts_IxC > 0) & inside_IxC & (column_C > 0)
+    is_early_IxC = is_word_IxC & (column_C <= (n_tokens_I[:, None] + 1) // 2)
+    last_I = np.max(np.where(is_early_IxC, column_C, 0), axis=1)
+    next_I = np.argmax(is_word_IxC, axis=1)  # 0 where there is none
+    return np.select([last_I > 0, next_I > 0], [last_I, next_I], n_tokens_I // 2)
 
 
 def split_crops(spans: Texts, draws_I: np.ndarray) -> Texts:

@@ -148,7 +148,7 @@ def fit_gpu(
     sizes = [
         size
         for size in range(1, n_spans + 1)
-        if n_spans % size == 0 and not (spec.kind.is_copied and size % 2)
+        if n_spans % size == 0 and size % spec.kind.n_copies == 0
     ]
     fitting = [size for size in sizes if activations * size / chunk_size <= room]
     return fits, max(fitting, default=0)

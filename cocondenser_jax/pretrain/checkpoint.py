@@ -51,6 +51,7 @@ FREE_SETTINGS = (
     "config.tracker",
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.probe.data",  # so may these files
+    "steps",  # follows from others
     "data.source",
     "data.stores",
     "versions",
@@ -99,6 +100,7 @@ def open_run(
             "spans": store.n_spans,
             "tokens": store.n_tokens,
         },
+        "steps": experiment.n_steps,
         "probe_data": dict(probe_data),
         "versions": {
             "cocondenser_jax": __version__,  # a clone that was not installed has no metadata
@@ -239,7 +241,7 @@ def load_run(
 
 def _warn_if_unfinished(workdir: Path, step: int, run: Mapping[str, Any]) -> None:
     with contextlib.suppress(KeyError, TypeError):  # of a damaged file, which has other readers
-        n_steps = run["config"]["train"]["steps"]
+        n_steps = run["steps"]
         if step < n_steps:
             logger.warning(
                 "%s has not ended: this is its step %d of %d; `pretrain` resumes it",

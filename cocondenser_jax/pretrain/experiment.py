@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import BatchSpec, steps_per_epoch
+from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.corpus.order import steps_per_epoch
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig

@@ -12,15 +12,8 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from cocondenser_jax.corpus.batches import (
-    Batch,
-    BatchSpec,
-    batch_document_ids,
-    epoch_examples,
-    read_batches,
-    require_examples,
-    require_room,
-)
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches, require_room
+from cocondenser_jax.corpus.order import batch_document_ids, epoch_examples, require_examples
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.runs import lock_folder, require_own
@@ -139,8 +132,7 @@ def _train(
         state = replicate(state)
         for step, batch in enumerate(rates.counted(batches), first_step + 1):
             state, metrics = train_step(state, batch)
-            reader.read(state)  # the step before, while the devices compute this one
-            reader.pending = step, metrics
+            reader.follow(step, metrics, state)
             stopped_by = stop_after(step)
             probe_values = probe(step, state.params)
             is_due = bool(stopped_by) or step % experiment.save_every == 0 or step == n_steps
@@ -305,17 +297,25 @@ class _MetricsReader:
         self.recorder = recorder
         self.rates = rates
         self.n_skipped = n_skipped
-        self.pending: tuple[int, Metrics] | None = None  # a step, and its metrics on the devices
+        self._pending: tuple[int, Metrics] | None = None  # a step, and its metrics on the devices
+
+    def follow(self, step: int, metrics: Metrics, state: TrainState) -> None:
+        """Takes the metrics of a step that was dispatched, and reads those of the step before it.
+
+        `state` is that after the step.
+        """
+        self.read(state)
+        self._pending = step, metrics
 
     def read(self, state: TrainState) -> None:
         """Reads what is pending, if anything; waits for the devices to be done with that step.
 
         `state` is that after it, or after a later step.
         """
-        if self.pending is None:
+        if self._pending is None:
             return
-        step, metrics = self.pending
-        self.pending = None
+        step, metrics = self._pending
+        self._pending = None
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         n_skipped = int(values.pop("skipped"))
         is_due = step % self.experiment.log_every == 0 or step == self.experiment.n_steps

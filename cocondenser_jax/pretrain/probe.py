@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.corpus.batches import (
-    Batch,
-    BatchSpec,
-    held_out_batch,
-    with_specials,
-)
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, with_specials
+from cocondenser_jax.corpus.examples import EXAMPLES
+from cocondenser_jax.corpus.order import held_out_kind
 from cocondenser_jax.corpus.prompts import prompt_lengths
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import N_AROUND, load_tokenizer
@@ -113,7 +110,7 @@ def _held_out_probes(experiment: Experiment, store: TokenStore, forward: Forward
     whole = held_out_batch(store, spec._replace(masked=False))
     if len(whole.input_ids_SxL) < 2:
         return []
-    is_pair = spec.kind.is_held_out or len(store.documents_of_pairs) > 0
+    is_pair = EXAMPLES[held_out_kind(store, spec)].n_rows == 2
     masked = held_out_batch(store, spec) if spec.masked else None
 
     def measure(snapshot: Snapshot) -> dict[str, float]:

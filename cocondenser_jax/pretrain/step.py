@@ -309,7 +309,7 @@ def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: in
             f"config.train.chunk_size {chunk_size} does not divide the {n_spans} spans of a device"
             f" ({spec.n_rows} spans / {n_devices} devices)"
         )
-    if chunk_size % 2 and spec.kind.is_copied:
+    if chunk_size % spec.kind.n_copies:
         raise UserError(
             f"config.train.chunk_size {chunk_size} is odd, but each span has two rows (retromae)"
         )

@@ -10,17 +10,19 @@ from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import (
     Batch,
     BatchSpec,
-    batch_document_ids,
-    batch_examples,
-    epoch_examples,
     held_out_batch,
-    held_out_documents,
     make_batch,
     read_batches,
-    steps_per_epoch,
 )
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.examples import EXAMPLES
+from cocondenser_jax.corpus.order import (
+    batch_document_ids,
+    batch_examples,
+    epoch_examples,
+    held_out_documents,
+    steps_per_epoch,
+)
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cocondenser_jax.corpus.batches import held_out_documents
 from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.order import held_out_documents
 from cocondenser_jax.corpus.store import open_store
 from tests.world import cut_file, write_in_tasks
 

@@ -41,6 +41,29 @@ def test_a_cloze_is_a_sentence_and_the_rest_of_its_span():
     assert abs(kept / (3 * n_draws) - 0.1) < 0.026  # three standard deviations
 
 
+def test_a_single_sentence_gives_two_texts_however_long_its_words_are():
+    starts = np.array(
+        [
+            [2, 0, 0, 0, 0, 1, 1],  # the first word ends after the half
+            [2, 0, 0, 0, 0, 0, 1],
+            [2, 0, 0, 0, 0, 0, 0],  # a single word
+            [2, 0, 0, 0, 1, 0, 0],  # a word begins at the half
+            [2, 1, 0, 0, 0, 0, 0],
+        ]
+    )
+    ids = np.arange(1, 8) * np.ones((5, 1), int)
+    draws = np.full((5, 2), 2**63, np.uint64)  # no sentence stays
+    rows = tokens_of(split_sentence(Texts(ids, starts, np.full(5, 7)), draws))
+    assert [(len(left), len(right)) for left, right in zip(rows[::2], rows[1::2], strict=True)] == [
+        (5, 2),
+        (6, 1),
+        (3, 4),
+        (4, 3),
+        (1, 6),
+    ]
+    assert all(rows[2 * i] + rows[2 * i + 1] == (1, 2, 3, 4, 5, 6, 7) for i in range(5))
+
+
 def tokens_of(rows):
     ids, _, n_tokens = rows
     return [tuple(row[:n].tolist()) for row, n in zip(ids, n_tokens, strict=True)]

@@ -1,18 +1,14 @@
 """Batches of several corpora, each with a weight."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cocondenser_jax.corpus.batches import (
-    BatchSpec,
-    batch_examples,
-    epoch_examples,
-    make_batch,
-    read_batches,
-    steps_per_epoch,
-)
+from cocondenser_jax.corpus import order
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch, read_batches
+from cocondenser_jax.corpus.order import batch_examples, epoch_examples, steps_per_epoch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 
@@ -31,15 +27,17 @@ def test_a_weight_is_the_passes_over_a_store_in_an_epoch(mixed):
 
 
 @pytest.mark.parametrize("example", ["span", "spans", "cloze"])
-def test_every_batch_has_the_same_quota_of_each_corpus_and_nothing_twice(mixed, example):
+def test_every_batch_has_its_part_of_each_corpus_and_nothing_twice(mixed, example):
     both = open_store(Path(f"2*{mixed['some']},0.5*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=7, length=30, example=example)
     n_first = 5 if example == "spans" else 20
+    n_drawn = 0
     for step in range(3 * steps_per_epoch(both, spec)):
         drawn = batch_examples(both, spec, step)
         assert len(set(drawn)) == 7
         # 10 and 5 pairs, 40 and 20 spans an epoch: 4.67 and 2.33 of 7.
-        assert (drawn < n_first).sum() == 5
+        n_drawn += (drawn < n_first).sum()
+        assert n_drawn == math.floor((step + 1) * 14 / 3)
         even = spec._replace(batch_size=6)
         halves = [batch_examples(both, even, step, host=host, n_hosts=2) for host in range(2)]
         assert np.concatenate(halves).tolist() == batch_examples(both, even, step).tolist()
@@ -49,9 +47,8 @@ def test_every_batch_has_the_same_quota_of_each_corpus_and_nothing_twice(mixed, 
     ("weights", "batch_size", "said"),
     [
         ((4, 0.5), 26, "takes 21 spans of .*some .* expected 1 to 20"),
-        ((0.01, 1), 10, "takes 0 spans of .*some .* expected 1 to 20"),
-        ((0.5, 100), 41, "takes 0 spans of .*some "),
-        ((0.5, 1), 53, "takes 42 spans of .*many .* expected 1 to 40"),
+        ((0.5, 100), 41, "takes 41 spans of .*many .* expected 1 to 40"),
+        ((0.5, 1), 53, "takes 43 spans of .*many .* expected 1 to 40"),
     ],
 )
 def test_a_corpus_that_is_too_small_for_its_weight_is_refused(mixed, weights, batch_size, said):
@@ -61,3 +58,30 @@ def test_a_corpus_that_is_too_small_for_its_weight_is_refused(mixed, weights, ba
         read_batches(both, spec, first_step=0, n_steps=1)
     with pytest.raises(UserError, match=said):
         make_batch(both, spec, 0)
+
+
+@pytest.mark.parametrize(
+    "weights", [(2, 1), (0.5, 1), (4, 1), (0.001, 1), (1, 0.01), (2, 3, 0.1), (1, 0.02, 3, 4, 5)]
+)
+def test_a_corpus_is_read_as_often_as_its_weight_says(monkeypatch, weights):
+    """To one or two examples in all, though a batch has a fraction of one of the smallest."""
+    sizes = [20, 1000, 30, 40, 77][: len(weights)]
+    ends = np.cumsum(sizes)
+    pools = [
+        order._Pool(Path(str(i)), weights[i], ends[i : i + 1], np.array([size]))
+        for i, size in enumerate(sizes)
+    ]
+    monkeypatch.setattr(order, "_pools", lambda *_: pools)
+    spec = BatchSpec(seed=1, batch_size=25, length=30, example="span")
+    epoch = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
+    n_steps = round(2 * epoch / spec.batch_size)
+    counts = np.zeros(ends[-1], int)
+    for step in range(n_steps):
+        drawn = batch_examples(None, spec, step)  # type: ignore[arg-type]
+        assert len(set(drawn.tolist())) == spec.batch_size
+        counts[drawn] += 1
+    for weight, of_pool in zip(weights, np.split(counts, ends[:-1]), strict=True):
+        exact = weight * len(of_pool) * n_steps * spec.batch_size / epoch
+        assert abs(of_pool.sum() - exact) < 2.5
+        # A pass leaves out what fills no whole batch.
+        assert of_pool.max() <= exact / len(of_pool) + 2

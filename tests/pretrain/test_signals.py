@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.corpus.order import steps_per_epoch
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain import checkpoint, signals
 from cocondenser_jax.pretrain.loop import train
-from tests.world import with_devices
+from tests.world import batches_of, with_devices
 
 EXPERIMENT = """
 import json
@@ -175,7 +178,9 @@ def test_the_last_checkpoint_is_saved_whatever_comes(config, tmp_path, monkeypat
 def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
     config = config.copy_and_resolve_references().unlock()
     config.train.chunk_size = 0
-    config.train.steps = 10_000
+    config.train.steps = 0
+    config.train.epochs = 2_500.0
+    n_steps = 2_500 * steps_per_epoch(open_store(Path(config.data.store)), batches_of(config))
     config.checkpoint.every = 10_000
     (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     run = tmp_path / "run"
@@ -210,5 +215,5 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
         assert last > saved
         # What goes on from half a run, by `convert` or a warm start, is told.
         checkpoint.load_run(run)
-        assert f"{run} has not ended: this is its step {last} of 10000;" in caplog.text
+        assert f"{run} has not ended: this is its step {last} of {n_steps};" in caplog.text
         saved = last

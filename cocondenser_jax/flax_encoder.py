@@ -20,7 +20,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import tower_folder
-from cocondenser_jax.pretrain.devices import Encode, mapped_encode
+from cocondenser_jax.pretrain.devices import Encode, mapped_encode, require_devices
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retriever.search.models import pooling_of, towers
 from cocondenser_jax.retriever.search.same_vectors import require_same_vectors
@@ -42,6 +42,7 @@ def run_in_flax(
     Raises:
       UserError: for a network that is none of `backbones.BACKBONES`, or another pooling.
     """
+    require_devices()
     pooling = pooling_of(model)
     if pooling is None or pooling not in POOLINGS:
         raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")

@@ -29,10 +29,11 @@ _LANGUAGE = flag(
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
     from cocondenser_jax.pipelines.quickstart import quickstart
-    from cocondenser_jax.pretrain.devices import prepare_libtpu
+    from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.retriever.compare.report import comparison_table
 
     prepare_libtpu()
+    require_devices()
     rows, summary = quickstart(workdir)
     _print_outcome(workdir, comparison_table(rows), summary)
     _print_retriever(workdir, [f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
@@ -72,7 +73,7 @@ def adapt(
 ):
     """Train an embedding model on your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pipelines.adapt import adapt
-    from cocondenser_jax.pretrain.devices import prepare_libtpu
+    from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
@@ -93,6 +94,7 @@ def adapt(
             corpus=corpus if data.is_file() else None,
         )
     prepare_libtpu()
+    require_devices()
     table, summary, search = adapt(workdir, corpus, model, trial, overrides, given)
     _print_outcome(workdir, table, summary)
     _print_retriever(workdir, search)

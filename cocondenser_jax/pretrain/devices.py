@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.step import (
@@ -50,6 +50,22 @@ def prepare_libtpu() -> None:
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     if _LIBTPU_STACK not in flags:
         os.environ["LIBTPU_INIT_ARGS"] = f"{_LIBTPU_STACK} {flags}".strip()
+
+
+def require_devices() -> None:
+    """Raises a UserError where JAX finds no devices of the platform that it is told to use.
+
+    On several hosts, only after they are connected.
+    """
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # of a misspelled platform; without text: cuda
+        platforms = jax.config.jax_platforms
+        reason = whole_message(error) if str(error) else "its plugin is not installed"
+        raise UserError(
+            f"JAX_PLATFORMS={platforms or ''}: {reason}; expected a platform of this machine, such"
+            " as cpu, or nothing"
+        ) from error
 
 
 def all_devices() -> list[jax.Device]:

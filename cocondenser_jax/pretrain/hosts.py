@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain.devices import require_devices
 
 HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
 
@@ -42,6 +43,7 @@ def run_on_hosts(
             " and --host=I, 0 <= I < N"
         )
     if coordinator is None:
+        require_devices()
         run()
         return
     address = None if coordinator == "auto" else coordinator
@@ -58,6 +60,7 @@ def run_on_hosts(
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     try:
+        require_devices()
         run()
     except UserError as error:
         # At once: JAX would wait at its end for the other hosts, which wait for this one.

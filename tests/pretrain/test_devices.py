@@ -104,3 +104,21 @@ def test_the_gradient_of_what_does_not_fit_is_refused(changes, settings, message
 def test_an_example_that_is_none_is_refused():
     with pytest.raises(UserError, match="no example 'span_pairs': did you mean spans"):
         _ = BatchSpec(seed=0, batch_size=2, length=8, example="span_pairs").n_rows
+
+
+@pytest.mark.parametrize("platform", ["cpuu", "cuda"])
+def test_a_platform_that_is_not_here_is_refused_in_one_line(platform, tmp_path):
+    """Of a misspelled name JAX (0.10.2) says what it knows; of cuda without its plugin nothing."""
+    command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain"]
+    command += ["--config=configs/small.py:condenser", f"--workdir={tmp_path}/run"]
+    ended = subprocess.run(
+        [*command, "--config.data.store=none"],
+        env=os.environ | {"JAX_PLATFORMS": platform},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"cocondenser: JAX_PLATFORMS={platform}: ")
+    assert line.endswith("; expected a platform of this machine, such as cpu, or nothing")
+    assert not (tmp_path / "run").exists()

@@ -9,14 +9,15 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.pretrain.devices import require_devices
 
 HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
@@ -62,10 +63,24 @@ def run_on_hosts(
     try:
         require_devices()
         run()
-    except UserError as error:
-        # At once: JAX would wait at its end for the other hosts, which wait for this one.
-        print(f"cocondenser: {error}", file=sys.stderr, flush=True)
+    except Exception as error:
+        _end(error)
+
+
+def _end(error: Exception) -> NoReturn:
+    """Says what went wrong, and ends this process; JAX ends those of the other hosts by abort().
+
+    At once: at a normal end JAX would wait for the other hosts, which wait for this one. Hosts that
+    come to their first exchange more than 30 seconds apart get a deadline's error (JAX 0.10.2).
+    """
+    if isinstance(error, jax.errors.JaxRuntimeError) and "DEADLINE_EXCEEDED" in str(error):
+        error = UserError(f"another host did not answer in time: {whole_message(error)}")
+    if isinstance(error, (UserError, OSError)):
+        print(f"cocondenser: {UserError(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def count() -> int:

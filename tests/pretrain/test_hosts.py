@@ -1,6 +1,7 @@
 """Two hosts of four devices are one host of eight, also after one of them was lost."""
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain import hosts
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
 from tests.world import read_metrics, with_devices
@@ -179,3 +182,44 @@ def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
     assert done.returncode == 2
     assert "cocondenser: --coordinator=auto: cannot tell who the hosts are" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+DEADLINE = "UNKNOWN: Gloo context: DEADLINE_EXCEEDED: GetKeyValue() timed out: 29.999999942s"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            jax.errors.JaxRuntimeError(DEADLINE),
+            2,
+            f"cocondenser: another host did not answer in time: {DEADLINE}\n",
+        ),
+        (UserError("one is wrong"), 2, "cocondenser: one is wrong\n"),
+        (OSError(28, "No space left"), 2, "cocondenser: [Errno 28] No space left\n"),
+        (RuntimeError("a fault of ours"), 1, "RuntimeError: a fault of ours\n"),
+    ],
+)
+def test_a_host_that_fails_ends_without_waiting_for_the_others(
+    monkeypatch, capsys, error, status, said
+):
+    """At its own end JAX would wait for hosts that wait for this one."""
+
+    class EndedError(BaseException):
+        pass
+
+    def end(status):
+        raise EndedError(status)
+
+    def run():
+        raise error
+
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(EndedError) as ended:
+        hosts.run_on_hosts(run, "127.0.0.1:1", 2, 0)
+    assert ended.value.args == (status,)
+    printed = capsys.readouterr().err
+    assert printed.endswith(said)
+    assert ("Traceback" in printed) == (status == 1)

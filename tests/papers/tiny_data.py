@@ -162,7 +162,7 @@ def write_data(folder):
     articles = "".join(json.dumps({"text": _text(rng, 12)}) + "\n" for _ in range(40))
     (data / "articles.jsonl.xz").write_bytes(lzma.compress(articles.encode()))
     _write_sections(data, rng)
-    for name in ("boolq", "boolq-all", "cosqa", "lisa", "med", "scifact", "vaswani", "xquad"):
+    for name in ("boolq", "boolq-all", "scifact", "xquad"):
         write_beir(data / name, texts, queries, {"train": TRAIN, "test": TEST})
     answers = (
         json.dumps({"_id": f"q{i}", "answers": [texts[i].split()[0]]}) for i in range(len(queries))
@@ -190,7 +190,7 @@ def write_models(data, texts):
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     tokenizer = train_tokenizer(texts, 120)
     config = BertConfig(vocab_size=tokenizer.vocab_size, num_attention_heads=2, **sizes)
-    for name in ("bert-base-uncased", "minilm", "mpnet", "roberta-base"):
+    for name in ("bert-base-uncased", "minilm", "roberta-base"):
         (data / name).mkdir(parents=True)
         save_tokenizer(tokenizer, data / name)
         BertForMaskedLM(config).save_pretrained(data / name)

@@ -250,9 +250,6 @@ class _MetricsCallback(ProgressCallback):
         if "eval_loss" in logs:
             names = ("eval_loss", args.metric_for_best_model)
             self._log(state.global_step, {name: logs[name] for name in names})
-        probed = {name: value for name, value in logs.items() if name.startswith("probe/")}
-        if probed:
-            self._log(state.global_step, probed)
         if "loss" not in logs:
             return
         if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm")):

@@ -60,10 +60,10 @@ def require_devices() -> None:
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # of a misspelled platform; without text: cuda
-        platforms = jax.config.jax_platforms
+        platforms = os.environ.get("JAX_PLATFORMS", "")
         reason = whole_message(error) if str(error) else "its plugin is not installed"
         raise UserError(
-            f"JAX_PLATFORMS={platforms or ''}: {reason}; expected a platform of this machine, such"
+            f"JAX_PLATFORMS={platforms}: {reason}; expected a platform of this machine, such"
             " as cpu, or nothing"
         ) from error
 

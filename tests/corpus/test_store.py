@@ -275,7 +275,7 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0, expected 6"):
+    with pytest.raises(UserError, match="format version 0, expected 7"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -41,7 +41,7 @@ def workdir(tmp_path_factory):
     records = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(texts)]
     for name in ("articles.jsonl", "corpus.jsonl"):
         write_records(folder / name, records)
-    (folder / "qrels.tsv").write_text("q1\td0\t1\nq2\td2\t1\n")
+    (folder / "qrels.tsv").write_text("q1 0 d0 1\nq2 0 d2 1\n")
     tokenizer = load_tokenizer(str(write_tokenizer(folder / "tokenizer", texts, 120)))
     config = cj.ModelConfig(
         vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2,

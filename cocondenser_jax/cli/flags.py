@@ -13,7 +13,7 @@ import click
 import cocondenser_jax
 from cocondenser_jax.corpus.folders import is_accepted, require_not_read
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.tables import is_data_file
+from cocondenser_jax.files.tables import is_data_file, name_columns
 from cocondenser_jax.files.whole import read_object, require_writable
 from cocondenser_jax.files.workers import Engine, Executor
 
@@ -92,6 +92,7 @@ class _Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the command's function, unless a file to write is one that it reads, or would."""
+        self._name_columns(ctx)
         read = [ctx.params[str(each.name)] for each in self.params if each.type is CORPUS]
         sources = [source for value in read for source in _each(value)]
         for parameter in self.params:
@@ -104,7 +105,17 @@ class _Command(click.Command):
             if isinstance(parameter.type, _Named) or parameter is OVERRIDES:
                 name = str(parameter.name)
                 ctx.params[name] = _with_folder(parameter, ctx.params[name])
+        ctx.params.pop(str(COLUMNS.name), None)
         return super().invoke(ctx)
+
+    def _name_columns(self, ctx: click.Context) -> None:
+        """Joins --columns, if the command has it, to the source that it describes."""
+        if not (columns := ctx.params.get(str(COLUMNS.name))):
+            return
+        for each in self.params:
+            if each.type is CORPUS and (value := ctx.params[str(each.name)]) is not None:
+                named = tuple(name_columns(one, columns) for one in _each(value))
+                ctx.params[str(each.name)] = named if each.multiple else named[0]
 
 
 def _unexpected(word: str, missing: Sequence[click.Parameter]) -> str:
@@ -257,6 +268,17 @@ SOURCE = (
     " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT], beir:NAME, nano:NAME,"
     " ir:NAME (docs/data.md)"
 )
+
+
+_columns = partial(
+    flag,
+    "--columns",
+    str,
+    "of .tsv files without a header: id,title,text or such; - for one that is not read",
+    metavar="NAME,NAME",
+)
+COLUMNS = _columns()
+CORPUS_COLUMNS = _columns(goes_with="corpus")
 
 
 def _parse_task(text: str) -> tuple[int, int]:

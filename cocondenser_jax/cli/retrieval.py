@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from cocondenser_jax.cli.flags import (
+    COLUMNS,
     CORPUS,
+    CORPUS_COLUMNS,
     COUNT,
     ENGINE,
     FUSIONS,
@@ -66,6 +68,7 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     required("--model", Path, "the retriever: a folder or Hub name"),
     required("--corpus", CORPUS, f"passages: {SOURCE}"),
+    COLUMNS,
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
     flag("--batch_size", COUNT, "passages per forward pass (default: 128; on a CPU 32)"),
     flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
@@ -170,6 +173,7 @@ def index(embeddings, out, factory, json_out):
     _INDEX,
     _EMBEDDINGS,
     flag("--corpus", CORPUS, f"or passages, for BM25 without a model: {SOURCE}"),
+    CORPUS_COLUMNS,
     flag("--model", Path, _MODEL, goes_with=("index", "embeddings")),
     *_dense_search(goes_with=("index", "embeddings")),
     flag("--language", str, _LANGUAGE, goes_with=("hybrid", "corpus")),

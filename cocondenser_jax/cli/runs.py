@@ -6,6 +6,7 @@ import click
 
 from cocondenser_jax.cli.flags import (
     CORPUS,
+    CORPUS_COLUMNS,
     COUNT,
     DATA,
     FUSIONS,
@@ -28,6 +29,7 @@ _CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {SOURC
     "bm25 --data=data/msmarco --split=train --run_out=runs/bm25.train.trec",
     *RUN_OF_DATA,
     _CORPUS,
+    CORPUS_COLUMNS,
     IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.cli.flags import (
+    COLUMNS,
     CORPUS,
     ENGINE,
     EXPERIMENT,
@@ -22,6 +23,7 @@ from cocondenser_jax.errors import UserError
 @command(
     "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
     required("--source", CORPUS, f"{SOURCE}; may be repeated", multiple=True),
+    COLUMNS,
     flag("--size", 30522, "entries, special tokens included"),
     flag(
         "--kind",
@@ -44,6 +46,7 @@ def vocabulary(source, size, kind, cased, out):
 @command(
     "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
     required("--source", CORPUS, SOURCE),
+    COLUMNS,
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
     flag("--max_tokens", 128, "tokens per span, special tokens included"),

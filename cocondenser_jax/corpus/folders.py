@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError, first_three, log_once
-from cocondenser_jax.files.tables import PASSAGE_FILES, is_data_file, plain_name, plain_suffix
+from cocondenser_jax.files.tables import (
+    PASSAGE_FILES,
+    is_data_file,
+    plain_name,
+    plain_suffix,
+    split_columns,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +59,7 @@ def require_not_read(source: str | Path, out: Path) -> None:
     A data set's passages are in one file, and hidden folders are not read: both may have outputs.
     """
     place = Path(os.path.realpath(out))
-    top = Path(os.path.realpath(source))
+    top = Path(os.path.realpath(split_columns(source)[0]))
     if not top.is_dir() or not place.is_relative_to(top) or _is_data_set(top):
         return
     if not any(name.startswith(".") for name in place.relative_to(top).parts):

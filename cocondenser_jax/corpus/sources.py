@@ -39,7 +39,8 @@ from cocondenser_jax.files.tables import (
     plain_suffix,
     read_header,
     read_rows,
-    require_headers_alike,
+    require_prose,
+    split_columns,
 )
 from cocondenser_jax.files.whole import parse_object, read_lines
 
@@ -109,9 +110,10 @@ def open_records(source: str) -> list[RecordPiece]:
         (a document per section), `.jsonl` or `.parquet` (records with `text`, or `title` and
         `text`, or `spans`; the id in `_id` or `id`, else the number of line or row) or `.tsv` (see
         `tables`; URLs are not read), each but Parquet also compressed; a folder (see
-        `folders.find_files`);
+        `folders.find_files`); a table, or a folder of them, with `:id,title,text`, its columns;
         `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`, which is streamed; `tfds:NAME_OR_FOLDER[:SPLIT]`.
     """
+    require_source(source)
     scheme, _, name = source.partition(":")
     if scheme == "pydocs":
         packages = [package for package in name.split(",") if package] or None
@@ -119,21 +121,26 @@ def open_records(source: str) -> list[RecordPiece]:
     if scheme in _DATASETS:
         with named_errors(source):
             return _DATASETS[scheme](source, name)
-    require_source(source)
+    source, columns = split_columns(source)
     path = Path(source)
     names = find_files(path) if path.is_dir() else [""]
+    if columns and path.is_dir() and not any(plain_suffix(Path(name)) == ".tsv" for name in names):
+        raise _no_tables(path)
     if len(names) == 1:
-        return _file_pieces(path / names[0], "")
-    require_headers_alike(path / name for name in names if plain_suffix(Path(name)) == ".tsv")
+        return _file_pieces(path / names[0], "", columns)
     # Line numbers are unique within a file only.
-    pieces = (_file_pieces(path / name, f"{escape_control(name)}:") for name in names)
+    pieces = (_file_pieces(path / name, f"{escape_control(name)}:", columns) for name in names)
     return list(chain.from_iterable(pieces))
 
 
 def require_source(source: str) -> None:
     """Raises a UserError for what `open_records` cannot open, as far as the name shows it."""
+    source, columns = split_columns(source)
     path = Path(source)
-    if source.partition(":")[0] in ("pydocs", *_DATASETS) or path.is_dir():
+    is_file = source.partition(":")[0] not in ("pydocs", *_DATASETS)
+    if columns and not (is_file and (path.is_dir() or plain_suffix(path) == ".tsv")):
+        raise _no_tables(path)
+    if not is_file or path.is_dir():
         return
     if not path.exists():
         raise UserError(f"{source} does not exist: expected {ACCEPTED}")
@@ -141,7 +148,11 @@ def require_source(source: str) -> None:
         raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")
 
 
-def _file_pieces(path: Path, prefix: str) -> list[RecordPiece]:
+def _no_tables(path: Path) -> UserError:
+    return UserError(f"{path}: --columns says what the columns of .tsv files are")
+
+
+def _file_pieces(path: Path, prefix: str, columns: Sequence[str] = ()) -> list[RecordPiece]:
     suffix = plain_suffix(path)
     if suffix == ".parquet":
         return _parquet_pieces(path, prefix)
@@ -151,7 +162,7 @@ def _file_pieces(path: Path, prefix: str) -> list[RecordPiece]:
         return [functools.partial(_read_text, path, prefix)]
     if suffix == ".md":
         return [functools.partial(_read_markdown, path, prefix)]
-    return [functools.partial(_read_table, path)]
+    return [functools.partial(_read_table, path, columns)]
 
 
 def _read_packages(packages: list[str] | None) -> Iterator[Record]:
@@ -159,9 +170,9 @@ def _read_packages(packages: list[str] | None) -> Iterator[Record]:
         yield Record({"id": name, "text": text}, name, name)
 
 
-def _read_table(path: Path) -> Iterator[Record]:
+def _read_table(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     _warn_of_unread(path, read_header(path), "column")
-    for where, row in read_rows(path, _lines(path)):
+    for where, row in read_rows(path, _lines(path), columns):
         yield Record(row, "", where, row["url"])  # each row has an id
 
 
@@ -188,6 +199,7 @@ def _warn_of_unread(path: Path, names: Iterable[str], kind: str) -> None:
 
 
 def _read_text(path: Path, prefix: str) -> Iterator[Record]:
+    require_prose(path, _lines(path))
     has_blocks = len(list(islice(_blocks(path), 2))) == 2
     for block in _blocks(path):
         if not has_blocks:

@@ -1,14 +1,12 @@
-"""Reads tab-separated files, and the layouts in which passages are published.
+"""Reads tab-separated files: by a header, by the name of a published file, or as the user says.
 
-    id, text                MS MARCO passages, collection.tsv
+    id, text                MS MARCO passages, collection.tsv, and the queries of both its tasks
     id, title, text         the same with the titles of RocketQA, corpus.tsv
     id, url, title, text    MS MARCO documents, msmarco-docs.tsv
-    a header                DPR, psgs_w100.tsv, and passages of one's own: `id`, `text` and perhaps
+    a header                DPR, psgs_w100.tsv, and tables of one's own: `id`, `text` and perhaps
                             `title` and `url`, in any order, among other columns; quoted as csv
 
-The first line tells them apart, whatever the file is called: it has names for `id` and `text` (see
-`HEADER_NAMES`), or as many columns as one of the other layouts. A first line that may be either is
-refused, and so are files of one folder of which some have names: the names may be those of all.
+Whether a first line is a header is not guessed: it has names for `id` and `text` (`HEADER_NAMES`).
 """
 
 import csv
@@ -34,6 +32,17 @@ DATA_FILES = {
     "judgments": ("qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"),
     "queries": ("queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"),
 }
+FIELDS = ("id", "url", "title", "text")
+# The published tables without a header, by their names, and their columns.
+_PUBLISHED = {
+    "corpus.tsv": ("id", "title", "text"),
+    "collection.tsv": ("id", "text"),
+    "msmarco-docs.tsv": FIELDS,
+    "queries.SPLIT.tsv": ("id", "text"),
+    "msmarco-docSPLIT-queries.tsv": ("id", "text"),
+    "msmarco-testSPLIT-queries.tsv": ("id", "text"),
+    "topics.SPLIT.tsv": ("id", "text"),  # Anserini's
+}
 # What headers call each field, without capitals and separators. A column of the field's own name is
 # taken before those of the other names.
 HEADER_NAMES = {
@@ -48,15 +57,18 @@ HEADER_NAMES = {
         *("paragraph", "query", "querytext", "question", "questiontext", "sentence", "abstract"),
     ),
 }
-_FIELDS = tuple(HEADER_NAMES)
-# The layouts without a header, by the number of columns. Queries have no title: a third column is
-# a time, a count or another form of the query.
-_COLUMNS = {2: ("id", "text"), 3: ("id", "title", "text"), 4: _FIELDS}
-QUERY_COLUMNS = {2: _COLUMNS[2]}
+_NO_FIELD = "-"  # of a column that is not read
+# A source whose columns the user has named: PATH:id,title,text.
+_WITH_COLUMNS = re.compile(rf"(.+):((?:{'|'.join((*FIELDS, _NO_FIELD))})(?:,[a-z-]+)+)", re.DOTALL)
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
 _MAX_NAME = 40  # characters; what is longer is no name of a column
-_WORD = re.compile(r"[^\W\d]([^\W\d]|-)*")  # without digits, which most ids have
-_ROWS_COMPARED = 100  # to see whether titles are longer than texts; fewer than 3 prove nothing
+# First lines of .txt files that are no texts: how a message names them.
+_NO_PROSE = {
+    "a tag of TREC's topics or documents": re.compile(r"\s*</?(top|num|title|doc|docno)\b", re.I),
+    "a result of a run": re.compile(r"\S+\s+Q0\s+\S+\s+\d+\s+\S+\s+\S+$|\S+\t\S+\t\d+$"),
+    "a judgment": re.compile(r"\S+\s+(0|Q0)\s+\S+\s+-?\d+$"),
+}
+_ROWS_COMPARED = 100  # to see whether titles are longer than texts
 _Lines = Iterable[tuple[str, str]]  # "FILE:LINE" and the line
 _Rows = Iterator[tuple[str, list[str]]]  # "FILE:LINE" and the fields of the line
 
@@ -85,60 +97,74 @@ def is_data_file(path: Path) -> bool:
     return any(matches_data_file(end, name) for end in ends for name in names)
 
 
+def name_columns(source: str, columns: str) -> str:
+    """Returns a source with the columns of its tables, for `split_columns`.
+
+    Raises:
+      UserError: unless `columns` are such as "id,title,text".
+    """
+    names = columns.split(",")
+    fields = [name for name in names if name != _NO_FIELD]
+    if len({*fields}) < len(fields) or not {"id", "text"} <= {*fields} <= {*FIELDS}:
+        raise UserError(
+            f"--columns={columns}: expected id and text, perhaps url and title, each once, and"
+            f" {_NO_FIELD} for a column that is not read"
+        )
+    return f"{source}:{columns}"
+
+
+def split_columns(source: str | Path) -> tuple[str, tuple[str, ...]]:
+    """Returns the path or name of a source, and the columns that `name_columns` gave it."""
+    match = _WITH_COLUMNS.fullmatch(str(source))
+    if match is None or Path(source).exists():
+        return str(source), ()
+    return match[1], tuple(match[2].split(","))
+
+
 def read_rows(
-    path: Path,
-    lines: Iterable[tuple[int, str]],
-    layouts: Mapping[int, Sequence[str]] = _COLUMNS,
+    path: Path, lines: Iterable[tuple[int, str]], columns: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of each numbered line with text.
 
     Args:
       path: the table.
       lines: its lines with their numbers.
-      layouts: number of columns → the fields that they are, where there is no header.
+      columns: of FIELDS, where the user says what the columns of a table without a header are.
 
     Raises:
-      UserError: also if the first line looks like names of other columns, if columns are in another
-        order than those of a layout, or if a quoted field goes over several lines.
+      UserError: also if nothing says what the columns are, if an id is not one word, or if a
+        quoted field goes over several lines.
     """
-    lines = iter(lines)
-    head = _read_head(path, lines)
+    rows = _numbered(path, lines)
+    head = [*islice(rows, 1)]
     if not head:
         return
     where, line = head[0]
-    columns: Sequence[str] = _read_header(head)
-    if columns:
-        rows = _quoted_rows(columns, _other_lines(line, chain(head[1:], _numbered(path, lines))))
+    if "\r" in line:
+        raise UserError(f"{where}: lines end with a carriage return alone, expected \\n")
+    if named := _header(where, line):
+        if columns:
+            raise UserError(f"{where}: names the columns itself: leave --columns out")
+        columns = named
+        found = _quoted_rows(columns, _other_lines(line, rows))
+    elif columns:
+        _require_row(where, line)
+        found = _plain_rows(columns, chain(head, rows))
     else:
-        columns = _known_layout(where, line, layouts)
-        rows = _plain_rows(columns, chain(head, _numbered(path, lines)))
-        rows = _check_order(columns, rows)
-    places = {name: columns.index(name) for name in _FIELDS if name in columns}
-    for place, fields in rows:
-        yield place, dict.fromkeys(_FIELDS, "") | {name: fields[i] for name, i in places.items()}
-
-
-def require_headers_alike(tables: Iterable[Path]) -> None:
-    """Raises a UserError if some of several tables begin with names, and others do not.
-
-    The others may be pieces of a table that was cut, in an order that only its first piece says.
-    """
-    with_names: list[Path] = []
-    without: list[Path] = []
-    for path in tables:
-        if head := _read_head(path, read_lines(path)):
-            (with_names if _read_header(head) else without).append(path)
-    if with_names and without:
-        raise UserError(
-            f"{with_names[0]} begins with the names of its columns, {without[0]} does not: expected"
-            " them in all of these files or in none"
-        )
+        columns = _published_columns(path, where, line)
+        found = _check_order(columns, _plain_rows(columns, chain(head, rows)))
+    places = {name: columns.index(name) for name in FIELDS if name in columns}
+    for place, fields in found:
+        row = dict.fromkeys(FIELDS, "") | {name: fields[i] for name, i in places.items()}
+        if row["id"].split() != [row["id"]]:
+            raise UserError(f"{place}: the id {row['id'][:60]!r} has white space, or is empty")
+        yield place, row
 
 
 def read_header(path: Path) -> list[str]:
     """Returns the names of a table's columns, those that are read by their fields; [] if none."""
-    head = _read_head(path, read_lines(path))
-    return _read_header(head) if head else []
+    head = [*islice(_numbered(path, read_lines(path)), 1)]
+    return _header(*head[0]) if head else []
 
 
 def find_columns(
@@ -174,20 +200,26 @@ def names_an_id(name: str) -> bool:
     return name not in ("id", "_id") and _plain(name) in ("id", *HEADER_NAMES["id"])
 
 
+def require_prose(path: Path, lines: Iterable[tuple[int, str]]) -> None:
+    """Raises a UserError for a .txt file whose first lines hold ids or tags, not texts alone."""
+    head = [*islice(_numbered(path, lines), _ROWS_COMPARED)]
+    for where, line in head[:1]:
+        for what, form in _NO_PROSE.items():
+            if form.match(line.strip()):
+                raise UserError(f"{where}: {what}, {line[:60]!r}: expected texts alone")
+    if head and all("\t" in line.strip() for _, line in head):
+        raise UserError(
+            f"{head[0][0]}: a tab in each line, as in a table: expected texts alone, or a .tsv file"
+            " whose first line names the columns, id and text among them"
+        )
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _numbered(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
     return ((f"{path}:{number}", line) for number, line in lines if line.strip())
-
-
-def _read_head(path: Path, lines: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
-    """Reads the first two lines with text, by which `_read_header` decides."""
-    head = list(islice(_numbered(path, lines), 2))
-    if head and "\r" in head[0][1]:
-        raise UserError(f"{head[0][0]}: lines end with a carriage return alone, expected \\n")
-    return head
 
 
 def _other_lines(header: str, lines: _Lines) -> Iterator[tuple[str, str]]:
@@ -200,40 +232,41 @@ def _other_lines(header: str, lines: _Lines) -> Iterator[tuple[str, str]]:
         yield where, line
 
 
-def _read_header(head: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns the columns by their names; none where the first of two lines is a row."""
-    where, line = head[0]
+def _header(where: str, line: str) -> list[str]:
+    """Returns the columns of a first line by their names; [] unless id and text are among them."""
     cells = [cell.strip()[: _MAX_NAME + 1] for cell in line.replace('"', "").split("\t", 100)]
     found = find_columns(where, cells, HEADER_NAMES)
     if "id" in found and "text" in found:
         for field, i in found.items():
             cells[i] = field
         return cells
-    if len(cells) == 1 or any(len(cell) > _MAX_NAME for cell in cells):
-        return []
-    has_digits = any(map(str.isdigit, line))
-    stands_out = _has_only_words(line) and not all(_has_only_words(row) for _, row in head)
-    if "id" in found or (len(found) > 1 and not has_digits) or stands_out:
-        raise UserError(
-            f"{where}: {first_three(cells)}: these look like the names of columns; expected id and "
-            "text among them. If they are the first row, put a line of names above it"
-        )
     return []
 
 
-def _has_only_words(line: str) -> bool:
-    return all(_WORD.fullmatch(cell.strip(' "')) for cell in line.split("\t", 100))
-
-
-def _known_layout(where: str, line: str, layouts: Mapping[int, Sequence[str]]) -> Sequence[str]:
-    n_columns = line.count("\t") + 1
-    if n_columns not in layouts:
-        known = " or ".join(map(", ".join, layouts.values()))
+def _require_row(where: str, line: str) -> None:
+    """Raises a UserError for a first line in which a cell is a name of the id or of the text."""
+    cells = line.split("\t", 100)
+    for field in {"id", "text"}.intersection(find_columns(where, cells, HEADER_NAMES)):
         raise UserError(
-            f"{where}: expected {known} or a header with id and text, separated by tabs, found"
-            f" {n_columns} fields"
+            f"{where}: {first_three(cells)}: names the {field} as a header does, but not id and"
+            " text: name those, or take the line out"
         )
-    return layouts[n_columns]
+
+
+def _published_columns(path: Path, where: str, line: str) -> Sequence[str]:
+    """Returns the columns of a published table, by its name; its ids have digits."""
+    name = Path(path.name)
+    published = (columns for known, columns in _PUBLISHED.items() if matches_data_file(name, known))
+    columns = next(published, ())
+    cells = line.split("\t", 100)
+    if len(cells) == len(columns) and any(map(str.isdigit, cells[0])):
+        return columns
+    expected = f"{', '.join(columns)} of a published {plain_name(path)}, or " if columns else ""
+    raise UserError(
+        f"{where}: {first_three([cell[:_MAX_NAME] for cell in cells])}: expected {expected}a first"
+        " line that names the columns, id and text among them; or, where passages are read,"
+        " --columns=id,title,text"
+    )
 
 
 def _quoted_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
@@ -241,22 +274,18 @@ def _quoted_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
         try:
             fields = _parse_csv(line)
         except csv.Error as error:
-            if _ends_in_quotes(line):
-                raise _over_several_lines(where) from None
-            raise UserError(f"{where}: wrong quoting, expected csv: {error}") from None
+            raise UserError(
+                f"{where}: wrong quoting, expected csv with a line for each row: {error}"
+            ) from None
         _check_number(where, fields, columns)
         yield where, fields
 
 
 def _plain_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
-    previous = ("", [""])
     for where, line in lines:
         # One field too many shows the mistake; a line of nothing but tabs would make millions.
         fields = line.split("\t", len(columns))
-        if len(fields) != len(columns) and _ends_in_quotes(previous[1][-1]):
-            raise _over_several_lines(previous[0])
         _check_number(where, fields, columns)
-        previous = (where, fields)
         yield where, fields
 
 
@@ -269,51 +298,16 @@ def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _check_order(columns: Sequence[str], rows: _Rows) -> _Rows:
-    """Refuses what looks like another order: DPR's without its header, or texts before ids."""
+    """Refuses what is in DPR's order, text before title: titles longer than the texts."""
     first = list(islice(rows, _ROWS_COMPARED))
-    values = {name: [fields[i] for _, fields in first] for i, name in enumerate(columns)}
-    sizes = {name: sum(map(len, values[name])) for name in columns}
-    # Titles may be ids, and ids longer than queries, but not both; numbers are no texts.
-    texts_are_ids = all(map(str.isdecimal, values["text"]))
-    ids_are_texts = any(len(name.split()) > 1 for name in values["id"]) or (
-        texts_are_ids and not any(map(str.isdecimal, values["id"]))
-    )
-    wrong = ""
-    if sizes.get("title", 0) > sizes["text"]:
-        wrong = "titles"
-    elif ids_are_texts and sizes["id"] > sizes["text"]:
-        wrong = "ids"
-    if wrong and len(first) > 2:
+    sizes = {name: sum(len(row[i]) for _, row in first) for i, name in enumerate(columns)}
+    if len(first) > 2 and sizes.get("title", 0) > sizes["text"]:
         raise UserError(
-            f"{first[0][0]}: without a header, the columns are {', '.join(columns)}, but the "
-            f"{wrong} are longer than the texts: put a line with the names of the columns above"
+            f"{first[0][0]}: without a header, the columns are {', '.join(columns)}, but the titles"
+            " are longer than the texts: put a line with the names of the columns above"
         )
     yield from first
     yield from rows
-
-
-def _over_several_lines(where: str) -> UserError:
-    return UserError(
-        f"{where}: wrong quoting, a quoted field goes over several lines; expected a line for each "
-        "row: replace line breaks in fields by spaces"
-    )
-
-
-def _ends_in_quotes(line: str) -> bool:
-    """Returns whether the last field of a line, or this field, is quoted and not closed."""
-    if '"' not in line:
-        return False
-    try:
-        _parse_csv(line)
-    except csv.Error:
-        with_end = f'{line}"'
-    else:
-        return False
-    try:
-        _parse_csv(with_end)
-    except csv.Error:
-        return False
-    return True
 
 
 def _parse_csv(line: str) -> list[str]:

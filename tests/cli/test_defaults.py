@@ -26,7 +26,7 @@ GIVEN = {
     "retrieve": ["--index=folder"],
 }
 # What no function of the package gets: a command reads it itself.
-OWN = {"json_out", "index", "embeddings", "query", "top_k"}
+OWN = {"columns", "json_out", "index", "embeddings", "query", "top_k"}
 # Other values of flags that parse their own.
 VALUES = {"report": "page.html", "task": "1/2", "weights": "1,2", "step": "7"}
 

@@ -17,7 +17,7 @@ def folder(tmp_path, monkeypatch):
     """Two runs and judgments, in the working directory."""
     for name, rankings in (("run.trec", RUN), ("other.trec", OTHER)):
         write_lines(tmp_path / name, run_lines(rankings))
-    write_lines(tmp_path / "qrels.tsv", ["q1\td1\t1", "q2\td2\t1", "q3\td3\t1", "q4\td1\t1"])
+    write_lines(tmp_path / "qrels.tsv", ["q1 0 d1 1", "q2 0 d2 1", "q3 0 d3 1", "q4 0 d1 1"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,7 +56,7 @@ def test_metrics_by_judgments(folder, capsys):
 @pytest.mark.effect("evaluate --ignore_identical_ids")
 def test_results_with_the_id_of_their_query_are_left_out(folder, capsys):
     write_lines(folder / "self.trec", run_lines(["d1 d1 d2", "d2 d2 d3 d1"]))
-    write_lines(folder / "self.tsv", ["d1\td2\t1", "d2\td1\t1"])
+    write_lines(folder / "self.tsv", ["d1 0 d2 1", "d2 0 d1 1"])
     command = "evaluate --run=self.trec --compare_with=self.trec --qrels=self.tsv --metrics=MRR@10"
     assert main(command.split()) == 0
     assert printed(capsys)[1][1:3] == [f"{(1 / 2 + 1 / 3) / 2:.4f}"] * 2
@@ -149,7 +149,7 @@ def test_the_queries_that_change_are_shown(folder, capsys):
 def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     write_lines(folder / "nan.trec", ["q1 Q0 d1 1 nan t"])
     write_lines(folder / "strange.trec", ["x1 Q0 d1 1 1.0 t"])
-    write_lines(folder / "one.tsv", ["q1\td1\t1"])
+    write_lines(folder / "one.tsv", ["q1 0 d1 1"])
     command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=metrics.json"]
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()

@@ -41,7 +41,7 @@ def words_of(flag):
         return [f"--{flag.name}"]
     if isinstance(flag.type, click.Choice):
         return [f"--{flag.name}={flag.type.choices[-1]}"]
-    for value in (flag.name, "2", "1/2"):
+    for value in ("id,text" if flag.name == "columns" else flag.name, "2", "1/2"):
         with contextlib.suppress(click.BadParameter):
             flag.type.convert(value, flag, None)
             return [f"--{flag.name}={value}"]

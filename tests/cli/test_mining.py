@@ -52,7 +52,7 @@ def test_every_layout_gives_the_same_run(folders):
 @pytest.mark.effect("mine --data", "mine --split", "mine --depth")
 def test_ranks_of_a_split(folders, tmp_path):
     data = Path(shutil.copytree(folders["beir"], tmp_path / "data"))
-    write_lines(data / "qrels" / "dev.tsv", ["3\t3\t1", "7\t7\t1"])
+    write_lines(data / "qrels" / "dev.tsv", ["3 0 3 1", "7 0 7 1"])
     best = {}
     for line in bm25(data).read_text().splitlines():
         query, _, passage, *_ = line.split()

@@ -54,6 +54,7 @@ ANSWERS = {
     "encode": {
         "--model={other_model}": started("model_sha256="),
         "--corpus={place}/other": started("corpus_sha256="),
+        "--columns=id,text": "--columns says what the columns of .tsv files are",
         "--out={place}/elsewhere": OTHER_FOLDER,
         "--batch_size=3": OBEYED,  # no vector is missing
         "--passage_length=12": started("passage_length=64, now it is 12"),
@@ -79,6 +80,7 @@ ANSWERS = {
     "encode --tasks=2": {
         "--model={other_model}": started("model_sha256="),
         "--corpus={place}/other": started("corpus_sha256="),
+        "--columns=id,text": "--columns says what the columns of .tsv files are",
         "--out={place}/elsewhere": OTHER_FOLDER,
         "--batch_size=3": OBEYED,
         "--passage_length=12": started("passage_length=None, now it is 12"),
@@ -102,6 +104,7 @@ ANSWERS = {
     },
     "corpus --tasks=2": {
         "--source={place}/other_in_files": started("source="),
+        "--columns=id,text": "--columns says what the columns of .tsv files are",
         "--tokenizer={place}/other_tokenizer": started("tokenizer_sha256="),
         "--out={place}/elsewhere": OTHER_FOLDER,
         "--max_tokens=12": started("max_tokens=16, now it is 12"),

@@ -80,12 +80,12 @@ def test_a_title_of_another_name_is_not_dropped_without_a_word(suffix, tmp_path,
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_a_folder_of_tables_has_names_in_all_of_them_or_none(names, tmp_path):
+def test_each_table_of_a_folder_has_names(names, tmp_path):
     first, second = (tmp_path / f"{name}.tsv" for name in names)
     first.write_text("text\tid\nwords of text\td1\n")
     second.write_text("words of text\td2\n")  # a piece of the same table
-    with pytest.raises(UserError, match=rf"{first} begins with the names .*, {second} does not"):
-        open_source(str(tmp_path))
+    with pytest.raises(UserError, match=rf"{second}:1: .*: expected a first line that names"):
+        list(read_documents(str(tmp_path)))
     second.write_text("id\ttitle\ttext\nd2\tT\tother words\n")
     found = sorted(read_documents(str(tmp_path)))
     assert found == [Document("d1", "words of text"), Document("d2", "T\nother words")]
@@ -93,11 +93,24 @@ def test_a_folder_of_tables_has_names_in_all_of_them_or_none(names, tmp_path):
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_tables_of_passages_are_documents(tmp_path, suffix):
-    path = tmp_path / f"any-name.tsv{suffix}"
-    path.write_bytes(COMPRESSIONS[suffix](b"D1\thttp://x\tTitle\tBody.\nD2\t\t\tTitle.\n"))
+    path = tmp_path / f"msmarco-docs.tsv{suffix}"
+    path.write_bytes(COMPRESSIONS[suffix](b"D1\thttp://x\tTitle\tA body.\nD2\t\t\tTitle.\n"))
     # A URL is no prose: it is not read.
-    expected = [Document("D1", "Title\nBody."), Document("D2", "Title.")]
+    expected = [Document("D1", "Title\nA body."), Document("D2", "Title.")]
     assert list(read_documents(str(path))) == expected
+    path.rename(tmp_path / f"any-name.tsv{suffix}")
+    for named in (str(tmp_path), f"{tmp_path}/any-name.tsv{suffix}"):
+        assert list(read_documents(f"{named}:id,url,title,text")) == expected
+        assert next(iter(read_documents(f"{named}:id,-,-,text"))) == Document("D1", "A body.")
+    with pytest.raises(UserError, match=r"docs\.jsonl: --columns says what the columns of .tsv"):
+        open_source("docs.jsonl:id,text")
+
+
+@pytest.mark.parametrize("text", ["<DOC>\n<DOCNO> 1", "q Q0 d 1 3.5 x", "1\tone\n2\ttwo\n"])
+def test_lines_that_are_no_texts_are_no_documents(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(UserError, match=r"a\.txt:1: .*: expected texts alone"):
+        list(read_documents(str(tmp_path / "a.txt")))
 
 
 def test_zero_and_no_text_are_ids_like_others(tmp_path):

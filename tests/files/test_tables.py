@@ -6,48 +6,114 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.tables import read_rows, require_headers_alike
+from cocondenser_jax.files.tables import name_columns, read_rows, require_prose, split_columns
 
 FIELDS = ("id", "url", "title", "text")
 
 
-def read(text):
+def read(text, name="a.tsv", columns=()):
     lines = enumerate(text.split("\n"), start=1)
-    return [tuple(row[name] for name in FIELDS) for _, row in read_rows(Path("a.tsv"), lines)]
+    rows = read_rows(Path(name), lines, columns)
+    return [tuple(row[field] for field in FIELDS) for _, row in rows]
 
 
 @pytest.mark.parametrize(
-    ("text", "rows"),
+    ("name", "text", "rows"),
     [
-        ('1\t"text" as is\n2\t', [("1", "", "", '"text" as is'), ("2", "", "", "")]),
-        ("1\tTitle\ttext\n2\t\ttext", [("1", "", "Title", "text"), ("2", "", "", "text")]),
-        ("D1\thttp://x\t\tbody\nD2\t\t\t", [("D1", "http://x", "", "body"), ("D2", "", "", "")]),
-        ('id\ttext\ttitle\n\n1\t"the ""text"""\tTitle', [("1", "", "Title", 'the "text"')]),
-        ('"id"\t"text"\n"1"\t"a\u2028b"', [("1", "", "", "a\u2028b")]),
-        ("year\ttext\turl\tid\tspans\n1953\ttext\thttp://x\t1\ts", [("1", "http://x", "", "text")]),
-        (f"id\ttext\n1\t{'long ' * 99_999}", [("1", "", "", "long " * 99_999)]),
-        ("", []),
+        (
+            "collection.tsv",
+            '1\t"text" as is\n2\t',
+            [("1", "", "", '"text" as is'), ("2", "", "", "")],
+        ),
+        (
+            "corpus.tsv.gz",
+            "1\tTitle\ttext\n2\t\ttext",
+            [("1", "", "Title", "text"), ("2", "", "", "text")],
+        ),
+        (
+            "msmarco-docs.tsv",
+            "D1\thttp://x\t\tbody\nD2\t\t\t",
+            [("D1", "http://x", "", "body"), ("D2", "", "", "")],
+        ),
+        ("queries.dev.small.tsv", "7\twho asks", [("7", "", "", "who asks")]),
+        ("msmarco-test2019-queries.tsv", "7\twho asks", [("7", "", "", "who asks")]),
+        ("msmarco-doctrain-queries.tsv.gz", "7\twho asks", [("7", "", "", "who asks")]),
+        ("topics.dl20.tsv", "7\twho asks", [("7", "", "", "who asks")]),
+        (
+            "psgs_w100.tsv",
+            'id\ttext\ttitle\n\n1\t"the ""text"""\tTitle',
+            [("1", "", "Title", 'the "text"')],
+        ),
+        ("a.tsv", '"id"\t"text"\n"1"\t"a\u2028b"', [("1", "", "", "a\u2028b")]),
+        (
+            "collection.tsv",
+            "year\ttext\turl\tid\n1953\ttext\thttp://x\tone",
+            [("one", "http://x", "", "text")],
+        ),
+        ("a.tsv", f"id\ttext\n1\t{'long ' * 99_999}", [("1", "", "", "long " * 99_999)]),
+        ("a.tsv", "", []),
     ],
-    ids=["passages", "titled", "documents", "DPR", "quoted", "own", "long", "empty"],
 )
-def test_the_first_line_tells_the_columns(text, rows):
-    assert read(text) == rows
+def test_the_name_or_the_first_line_tells_the_columns(name, text, rows):
+    assert read(text, name) == rows
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("text alone", r"^a\.tsv:1: expected id, text or .* a header .*, found 1 fields"),
-        ("\n1\ta\tb\tc\td", r"^a\.tsv:2: expected id, text or .*, found 5 fields"),
-        ("d1\ttitle\n1\tT\textra", r"^a\.tsv:2: expected 2 .* \(id, text\), found 3"),
-        ("1\tT\ttext\n2\ttext", r"^a\.tsv:2: expected 3 .* \(id, title, text\), found 2"),
-        ("D1\tu\tT\tb\nD2\tu\tT\tb\tc", r"^a\.tsv:2: expected 4 .* \(id, url, title, text\)"),
-        ('id\ttext\n1\t"never closed', r"^a\.tsv:2: wrong quoting"),
+        ("a.tsv", "1\ttext", r"^a\.tsv:1: 1, text: expected a first line that names the columns"),
+        ("a.tsv", "who asks\tyes\tno", r"^a\.tsv:1: who asks, yes, no: expected a first line"),
+        ("triples.train.small.tsv", "who\tyes\tno", "expected a first line"),
+        ("run.dev.small.tsv", "1\t7\t1\n1\t8\t2", "expected a first line"),
+        ("top1000.dev.tsv", "1\t7\twho asks\tI", "expected a first line"),
+        ("psgs_w100.tsv", "1\ttext\ttitle", r":1: .*: expected a first line"),
+        (
+            "collection.tsv",
+            "doc\tbody\n1\tx",
+            r"expected id, text of a published collection\.tsv, or",
+        ),
+        ("collection.tsv", "\n1\ta\tb", r"^collection\.tsv:2: 1, a, b: expected id, text of"),
+        ("queries.a.tsv", "<top>\n<num> 1", r":1: <top>: expected id, text of a published"),
+        ("collection.tsv", "1\tx\n2\tT\textra", r":2: expected 2 .* \(id, text\), found 3"),
+        ("corpus.tsv", "1\tT\ttext\n2\ttext", r":2: expected 3 .* \(id, title, text\), found 2"),
+        ("collection.tsv", "words of text 1\td1", r":1: the id 'words of text 1' has white space"),
+        ("a.tsv", "id\ttext\nd1\tx\nd 2\tx", r":3: the id 'd 2' has white space"),
+        ("a.tsv", "id\ttext\n\tx", r":2: the id '' has white space, or is empty"),
+        ("a.tsv", 'id\ttext\n1\t"never closed', r"^a\.tsv:2: wrong quoting"),
+        (
+            "a.tsv",
+            'id\ttext\nd0\tx\nd1\t"one\ntwo"',
+            r"^a\.tsv:3: wrong quoting, .*a line for each row",
+        ),
     ],
 )
-def test_a_line_of_another_form_is_named(text, message):
+def test_what_nothing_tells_is_refused(name, text, message):
     with pytest.raises(UserError, match=message):
-        read(text)
+        read(text, name)
+
+
+def test_the_user_names_the_columns():
+    assert read("a\tx\tT\tb c", columns=("id", "-", "title", "text")) == [("a", "", "T", "b c")]
+    for text, message in (
+        ("id\ttext\na\tb", ":1: names the columns itself: leave --columns out"),
+        ("doc\tbody\na\tb", ":1: doc, body: names the text as a header does, but not id and"),
+        ("a\tb\tc", ":1: expected 2 .*, found 3"),
+        ("a b\tc", ":1: the id 'a b' has white space"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read(text, columns=("id", "text"))
+
+
+def test_columns_go_with_a_source_in_its_name(tmp_path):
+    named = name_columns("a/b:c.tsv", "id,-,text,-")
+    assert split_columns(named) == ("a/b:c.tsv", ("id", "-", "text", "-"))
+    for source in ("a.tsv", "hf:name:config:train", "beir:scifact", tmp_path):
+        assert split_columns(source) == (str(source), ())
+    (tmp_path / "a:id,text").touch()
+    assert split_columns(tmp_path / "a:id,text") == (f"{tmp_path}/a:id,text", ())
+    for columns in ("text", "id,id,text", "id,body", "id text", ""):
+        with pytest.raises(UserError, match=f"--columns={columns}: expected id and text, perhaps"):
+            name_columns("a.tsv", columns)
 
 
 HEADERS = [
@@ -76,80 +142,30 @@ def test_a_column_of_the_fields_own_name_goes_before_another_name():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("id\ttitle\nd1\tT", r":1: id, title: .* names of columns; expected id and text among"),
-        ("qid\tanswer\n1\tof words", r":1: qid, answer: .* names of columns"),
-        ("docid\tthe answer 1\n1\tof words", r":1: docid, the answer 1: .* names of columns"),
-        ("key\ttext\ttitle\n1\ta b\tT", r":1: key, text, title: .* names of columns"),
-        ("identifiant\ttexte\nd1\tun texte", r":1: identifiant, texte: .* names of columns"),
-        ('"key"\t"value"\n"a"\t"some words"', r":1: key, value: .* names of columns"),
-        ("\n编号\t文本\nd1\t一 二", r":2: 编号, 文本: .* names of columns"),
-        ("a\tb\tc\td\te\n1\t2\t3\t4\t5", r":1: a, b, c, \.\.\.: .* names of columns"),
         ("qid\tpid\tpassage\n1\t2\tw", r":1: the columns qid and pid may all be the id: name"),
         ("id\tid\ttext\n1\t2\tw", r":1: the columns id and id may all be the id"),
         ("id\tbody\tPassage\n1\tx\tw", r":1: the columns body and Passage may all be the text"),
+        ("id\ttitle\nd1\tT", r":1: id, title: expected a first line that names"),
+        ("编号\t文本\nd1\t一 二", r":1: 编号, 文本: expected a first line that names"),
     ],
 )
-def test_a_first_line_that_may_be_names_is_refused(text, message):
+def test_a_header_that_does_not_say_which_is_refused(text, message):
     with pytest.raises(UserError, match=message):
         read(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "d1\tText\tthe text",
-        "D1\thttp://x\tTitle\tbody",
-        "plain\tx",
-        "a\tone\nb\ttwo",
-        f"id\t{'word' * 11}",  # no name is so long
-    ],
-)
-def test_a_first_line_of_few_words_is_a_row(text):
-    assert [row[0] for row in read(text)] == [line.split("\t")[0] for line in text.split("\n")]
 
 
 def test_titles_longer_than_texts_are_columns_in_another_order():
     rows = [f"d{i}\tsome words of text\tTitle {i}" for i in range(3)]
     with pytest.raises(UserError, match=r":1: without a header, the columns are id, title, text, "):
-        read("\n".join(rows))
-    judgments = [f"{i}\t0\tp{i}\t1" for i in range(3)]  # MS MARCO's, in a folder of passages
-    with pytest.raises(UserError, match=r":1: without a header, the columns are id, url, title, "):
-        read("\n".join(judgments))
+        read("\n".join(rows), "corpus.tsv")
     # A few such rows are no mistake, and beyond the first hundred nothing is compared.
-    longer = ["d\tA long title of one text\ttext"]
-    normal = ["d\tTitle\tand a text that is longer than its title"]
-    assert len(read("\n".join(longer + normal))) == 2
-    assert len(read("\n".join(normal * 100 + longer * 1000))) == 1100
+    longer = ["d1\tA long title of one text\ttext"]
+    normal = ["d1\tTitle\tand a text that is longer than its title"]
+    assert len(read("\n".join(longer + normal), "corpus.tsv")) == 2
+    assert len(read("\n".join(normal * 100 + longer * 1000), "corpus.tsv")) == 1100
     with pytest.raises(UserError, match="titles are longer"):
-        read("\n".join(normal * 30 + longer * 70))
-
-
-@pytest.mark.parametrize(
-    ("row", "columns", "wrong"),
-    [
-        ("words of text {0}\td{0}", "id, text", "ids"),
-        ("word{0}\t{0}", "id, text", "ids"),  # numbers are no texts
-        ("words of text {0}\t\td{0}", "id, title, text", "ids"),
-        ("words of text {0}\tTitle\td{0}", "id, title, text", "titles"),
-        ("Title {0}\twords of text {0}\td{0}", "id, title, text", "titles"),
-        ("words of text {0}\tTitle\thttp://x\td{0}", "id, url, title, text", "titles"),
-    ],
-)
-def test_texts_before_ids_are_columns_in_another_order(row, columns, wrong):
-    rows = [row.format(i) for i in range(3)]
-    message = rf":1: without a header, the columns are {columns}, but the {wrong} are longer than"
-    with pytest.raises(UserError, match=message):
-        read("\n".join(rows))
-
-
-@pytest.mark.parametrize(
-    "row", ["a-very-long-id-{}\tcats", "100{}\t{}", "An Id {}\twords of text {}"]
-)
-def test_long_ids_of_short_texts_are_read(row):
-    rows = [row.format(i, i) for i in range(3)]
-    assert [(fields[0], fields[3]) for fields in read("\n".join(rows))] == [
-        tuple(row.split("\t")) for row in rows
-    ]
+        read("\n".join(normal * 30 + longer * 70), "corpus.tsv")
+    assert len(read("\n".join(rows), columns=("id", "title", "text"))) == 3
 
 
 def test_a_second_line_of_names_is_refused():
@@ -157,43 +173,36 @@ def test_a_second_line_of_names_is_refused():
         read("id\ttext\nd1\tx\nid\ttext\nd2\ty")
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_tables_of_which_some_have_names_are_refused(order, tmp_path):
-    """Each alone would be read, the second with its columns the wrong way round."""
-    contents = ["d1\twords of text\n", "text\tid\nwords of text\td2\n", "\n", "d4\tT\tx\n"]
-    paths = [tmp_path / f"{i}.tsv" for i in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_text(content)
-    first = paths[::order]
-    message = rf"{paths[1]} begins with the names .*, {first[0]} does not: exp"
-    with pytest.raises(UserError, match=message):
-        require_headers_alike(first)
-    require_headers_alike([paths[0], *paths[2:]])
-    require_headers_alike([paths[1], paths[2]])
-    paths[0].write_text("qid\tanswer\nd1\tx\n")
-    with pytest.raises(UserError, match=r"0\.tsv:1: qid, answer: .* names of columns"):
-        require_headers_alike([paths[0]])
-
-
 @pytest.mark.parametrize(
-    ("text", "line"),
+    "text",
     [
-        ('id\ttext\nd0\tx\nd1\t"one\ntwo"\nd2\tx', 3),
-        ('id\ttext\nd1\t"one ""two""\nthree"', 2),
-        ('d0\tx\nd1\t"one\ntwo"\nd2\tx', 2),
-        ('d0\t"a title" of it\t"text\nof two lines"', 1),
+        "<top>\n<num> Number: 1",
+        "<DOC>\n<DOCNO> 1 </DOCNO>",
+        "q1 Q0 d7 1 3.5 bm25\nq1 Q0 d8 2 3.4 bm25",
+        "1\t7\t1\r\n1\t8\t2",
+        "q1 0 d7 1",
+        "1\twho asks\n2\twhat",
     ],
 )
-def test_a_quoted_field_over_several_lines_is_named(text, line):
-    with pytest.raises(UserError, match=rf"^a\.tsv:{line}: .*a quoted field goes over several lin"):
-        read(text)
+def test_lines_that_are_no_texts_are_refused(text):
+    with pytest.raises(UserError, match=r"^a\.txt:1: .*: expected texts alone"):
+        require_prose(Path("a.txt"), enumerate(text.split("\n"), start=1))
+
+
+@pytest.mark.parametrize("text", ["", "one\n\ttwo", "a < b\tc\nd", "<b> is a tag"])
+def test_other_lines_are_texts(text):
+    require_prose(Path("a.txt"), enumerate(text.split("\n"), start=1))
 
 
 def test_quotation_marks_of_a_file_without_a_header_are_text():
     text = 'd1\t"quoted" words\nd2\t"never closed\nd3\t5" wide'
-    assert [row[3] for row in read(text)] == ['"quoted" words', '"never closed', '5" wide']
+    assert [row[3] for row in read(text, "collection.tsv")] == [
+        '"quoted" words',
+        '"never closed',
+        '5" wide',
+    ]
     with pytest.raises(UserError, match=r":3: expected 2 .*, found 1"):  # of no quoted field
-        read('d1\t"never closed\nd2\tx"\nd3')
+        read('d1\t"never closed\nd2\tx"\nd3', "collection.tsv")
 
 
 def test_carriage_returns_alone_are_refused():

@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from cocondenser_jax.corpus.sources import require_source
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.files.tables import DATA_FILES, matches_data_file, plain_name
+from cocondenser_jax.files.tables import (
+    DATA_FILES,
+    matches_data_file,
+    name_columns,
+    plain_name,
+    split_columns,
+)
 from cocondenser_jax.representation import join_title
 from cocondenser_jax.retriever.data import layouts
 from cocondenser_jax.retriever.data.layouts import Passage
@@ -40,9 +46,11 @@ def corpus_file(source: Path) -> Path:
 
 def corpus_source(source: str | Path) -> str | Path:
     """Returns what `read_corpus` reads: the file of passages in a data folder, or the source."""
-    folder = Path(source)
+    path, columns = split_columns(source)
+    folder = Path(path)
     if folder.is_dir() and any(_matches(folder, kind) for kind in DATA_FILES):
-        return corpus_file(folder)
+        file = corpus_file(folder)
+        return name_columns(str(file), ",".join(columns)) if columns else file
     require_source(str(source))
     return source
 
@@ -92,8 +100,8 @@ def read_corpus(source: str | Path) -> Iterator[Passage]:
     Those of a data folder with judgments must have ids: judgments name passages by them.
     """
     found = corpus_source(source)
-    folder = Path(found).parent
-    is_judged = Path(found).is_file() and bool(_matches(folder, "judgments"))
+    path = Path(split_columns(found)[0])
+    is_judged = path.is_file() and bool(_matches(path.parent, "judgments"))
     return layouts.read_passages(found, numbered=not is_judged)
 
 

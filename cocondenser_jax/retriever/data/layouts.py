@@ -17,10 +17,11 @@ from cocondenser_jax.corpus.records import Record, decode, to_document
 from cocondenser_jax.corpus.sources import open_records
 from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.files.tables import (
-    QUERY_COLUMNS,
     names_an_id,
+    plain_name,
     plain_suffix,
     read_rows,
+    require_prose,
 )
 from cocondenser_jax.files.whole import numbered_lines, parse_object, without_surrogates
 from cocondenser_jax.retriever.data.trec import require_run_id
@@ -80,7 +81,8 @@ def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Pass
 def read_queries(path: Path) -> dict[str, str]:
     """Reads queries, id → text: a .tsv, a .txt or, in any other file, one JSON object a line.
 
-    Each line of a .txt file is a query, and its number the id.
+    A .txt file has TREC's topics, `<top>` to `</top>`, or lines of id and query where its name
+    begins with `topics.`, as Anserini's; in others each line is a query, and its number the id.
     """
     queries: dict[str, str] = {}
     for where, fields in _read_lines(path):
@@ -124,12 +126,59 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields "FILE:LINE" and the fields of each line."""
     lines = numbered_lines(path)
     if plain_suffix(path) == ".tsv":
-        yield from read_rows(path, lines, QUERY_COLUMNS)
-        return
-    is_text = plain_suffix(path) == ".txt"
+        yield from read_rows(path, lines)
+    elif plain_suffix(path) == ".txt":
+        yield from _read_text(path, lines)
+    else:
+        for number, line in lines:
+            where = f"{path}:{number}"
+            yield where, parse_object(line, where)
+
+
+def _read_text(
+    path: Path, lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    first = next(lines, (0, ""))
+    lines = chain([first], lines)
+    if re.match(r"\s*<top>", first[1], re.IGNORECASE):
+        yield from _read_topics(path, lines)
+    elif plain_name(path).startswith("topics.") and "\t" in first[1]:
+        yield from read_rows(path, lines, ("id", "text"))
+    elif first[1]:
+        require_prose(path, [first])
+        for number, line in lines:
+            where = f"{path}:{number}"
+            if "\t" in line.strip():
+                raise UserError(
+                    f"{where}: a tab in a query: expected queries alone; where they have ids, in a"
+                    " .tsv file whose first line is id and text, or in topics.NAME.txt"
+                )
+            yield where, {"_id": number, "text": line}
+
+
+def _read_topics(
+    path: Path, lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Reads TREC's topics; a query is the title, its id the number as judgments write it."""
+    topic: list[str] = []
+    begin = 0
     for number, line in lines:
-        where = f"{path}:{number}"
-        yield where, {"_id": number, "text": line} if is_text else parse_object(line, where)
+        begin = begin or number
+        topic.append(line)
+        if re.search("</top>", line, re.IGNORECASE):
+            yield f"{path}:{begin}", _parse_topic(f"{path}:{begin}", " ".join(topic))
+            topic, begin = [], 0
+    if topic:
+        raise UserError(f"{path}:{begin}: a topic without </top>")
+
+
+def _parse_topic(where: str, topic: str) -> dict[str, str]:
+    name = re.search(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$|\s)", topic, re.IGNORECASE)
+    title = re.search(r"<title>\s*(?:Topic:)?\s*([^<]+)", topic, re.IGNORECASE)
+    if topic.lower().count("<top>") != 1 or not name or not title:
+        raise UserError(f"{where}: expected <top>, a <num>, a <title> with text, </top>")
+    id_ = name[1]
+    return {"_id": str(int(id_)) if id_.isdecimal() else id_, "text": " ".join(title[1].split())}
 
 
 def _find_id(fields: Mapping[str, Any], names: Sequence[str]) -> Any:

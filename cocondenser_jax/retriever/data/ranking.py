@@ -48,7 +48,8 @@ def evaluate_run(
     of a metric that is 0 for every query.
 
     Args:
-      qrels: the judgments; a grade below 0, as in TREC's for spam, counts as 0.
+      qrels: the judgments; a grade below 0 is "in the pool, not judged", as in trec_eval: infAP,
+        Bpref and metrics of judged passages alone tell it from 0.
       run: the results.
       metrics: any of trec_eval's, as ir-measures spells them, such as MRR@10 or nDCG@10.
       ignore_identical_ids: drop results whose id is their query's (see `drop_identical_ids`).
@@ -73,9 +74,10 @@ def evaluate_run(
     }
     per_query = {query: dict.fromkeys(measures, 0.0) for query in qrels}
     if by_rank:
-        # Below -1 a grade would be counted before the beginning of trec_eval's array of grades.
+        # -1 is "in the pool, not judged". Less would be counted before the beginning of trec_eval's
+        # array of grades.
         grades = {
-            query: {passage: max(grade, 0) for passage, grade in judgments.items()}
+            query: {passage: max(grade, -1) for passage, grade in judgments.items()}
             for query, judgments in qrels.items()
         }
         names: dict[ir_measures.Measure, list[str]] = {}  # RR@10 is MRR@10

@@ -34,16 +34,17 @@ _JUDGMENT_NAMES = {
     "corpusid": ("passage", "passageid", "pid", "docid", "docno", "documentid"),
     "grade": ("score", "rel", "relevance", "label", "judgment"),
 }
-_JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}
+_JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}  # of three, with a header alone
 
 
 def read_qrels(path: Path) -> Qrels:
     """Reads judgments of BEIR, MS MARCO or TREC.
 
-    BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, those of TREC and MS MARCO `query 0 passage
-    grade`, separated by spaces or tabs. The first line may be a header, whose names then say which
-    column is which. A query must not have a passage twice with different grades. Ids are such as a
-    run can hold.
+    BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, below a header; those of TREC and MS MARCO
+    `query 0 passage grade`, separated by spaces or tabs. A header says which column is which. Three
+    columns without one may be a run of MS MARCO, with ranks, and are refused. A query must not have
+    a passage twice with different grades. Ids are such as a run can hold. A grade below 0 is what
+    trec_eval takes it for, such as -1, in the pool and not judged.
 
     A form has a header with further columns, separated by tabs. Its lines without a score are left
     out, and counted in a warning.
@@ -93,6 +94,11 @@ def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
             )
         if i == 0 and (header := _judgment_header(where, fields)):
             continue
+        if header is None and len(fields) == min(_JUDGMENT_PLACES):
+            raise UserError(
+                f"{where}: three columns without a header: expected query-id, corpus-id and score"
+                " in the first line, or TREC's four, query 0 passage grade"
+            )
         places = header or _JUDGMENT_PLACES[len(fields)]
         if max(places) >= len(fields):
             raise UserError(f"{where}: found {len(fields)} fields, fewer than in the header")

@@ -20,6 +20,7 @@ from cocondenser_jax.corpus.folders import find_files
 from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
+from cocondenser_jax.files.tables import split_columns
 from cocondenser_jax.files.workers import Engine, run_tasks
 from cocondenser_jax.model_folder.folder import read_representation, require_outside
 from cocondenser_jax.model_folder.hub import find_folder
@@ -154,7 +155,7 @@ def encode_corpus(
 @contextlib.contextmanager
 def _unchanged(source: str | Path) -> Iterator[None]:
     """Raises a UserError at the end of a block in which a file changed: it is read repeatedly."""
-    place = Path(source)  # or the name of a source that lies elsewhere
+    place = Path(split_columns(source)[0])  # or the name of a source that lies elsewhere
 
     def state() -> dict[Path, tuple[int, ...]]:
         # Not what else a folder holds, such as the log of this command.

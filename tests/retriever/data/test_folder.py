@@ -81,7 +81,7 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
     assert list(queries) == list(qrels) == [f"q{i}" for i in range(24)]
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "x"}\n')
     (tmp_path / "qrels").mkdir()
-    (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i}\td1\t1\n" for i in range(6)))
+    (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i} 0 d1 1\n" for i in range(6)))
     with pytest.raises(UserError, match=r"test.tsv names 5 queries .*: q0, q2, q3, \.\.\.$"):
         read_split(tmp_path, "test")
     with pytest.raises(UserError, match=r"no judgments of split 'dev': expected qrels/dev.tsv or "):

@@ -29,7 +29,7 @@ READERS = {
     "corpus.jsonl": (jsonl({"_id": "d1", "title": "T", "text": "x"}), _passages),
     "collection.tsv": (b"0\tone two\n1\tthree\n", _passages),
     "psgs.tsv": (b'id\ttext\ttitle\n1\t"one ""two"""\tT\n', _passages),
-    "docs.tsv": (b"D1\thttp://x\tT\tone two\nD2\t\t\t\n", _passages),
+    "msmarco-docs.tsv": (b"D1\thttp://x\tT\tone two\nD2\t\t\t\n", _passages),
     "queries.jsonl": (jsonl({"_id": "q1", "text": "x"}), _queries),
     "queries.dev.tsv": (b"1\twho\n2\twhen\n", _queries),
     "run.trec": (b"q1 Q0 d1 1 2.5 t\nq1 Q0 d2 2 1.5 t\n", _run),

@@ -133,7 +133,7 @@ def test_files_of_windows_and_files_that_were_joined_read_alike(end, mark, tmp_p
         ("collection.tsv", "1\tgood\n2 bad\n", r":2: expected 2 .* \(id, text\), found 1"),
         ("collection.tsv", "1\tgood\n2\tgood\ttitle\n", ":2: expected 2 .*, found 3"),
         ("collection.tsv", "1\tx\n\n1\ty\n", ":3: the id '1' occurs twice"),
-        ("collection.tsv", "\tx\n", ":1: the id '' has .* or is empty"),
+        ("collection.tsv", "1\tx\n\tx\n", ":2: the id '' has .* or is empty"),
         ("collection.tsv", "", "collection.tsv is empty"),
         ("psgs_w100.tsv", "id\ttext\ttitle\n", "psgs_w100.tsv is empty"),
         ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r":2: expected 3 .* \(id, text, title\)"),
@@ -154,11 +154,11 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
         ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(id, text\), found 1"),
         ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
         ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
-        ("queries.a.tsv", "who asks\t1\n", ":1: the id 'who asks' has white space"),
-        ("queries.a.tsv", "<top>\n<num> 1\n", ":1: expected id, text .*, found 1 fields"),
+        ("queries.a.tsv", "who asks 1\t1\n", ":1: the id 'who asks 1' has white space"),
+        ("queries.a.tsv", "<top>\n<num> 1\n", ":1: <top>: expected id, text of a published"),
         # The time of a query in a log is no text, and the query no title.
-        ("queries.a.tsv", "1\tx\t2023-01-01 10:00\n", "expected id, text or a header .* found 3 f"),
-        ("queries.a.tsv", "1\tx\ty\tz\n", "expected id, text or a header .* found 4 fields"),
+        ("queries.a.tsv", "1\tx\t2023-01-01 10:00\n", "expected id, text of a published queries"),
+        ("queries.a.tsv", "1\tx\ty\tz\n", ":1: 1, x, y, ...: expected id, text of a"),
     ],
 )
 def test_bad_queries_are_named(tmp_path, name, content, message):
@@ -169,10 +169,58 @@ def test_bad_queries_are_named(tmp_path, name, content, message):
 
 def test_a_plain_file_goes_before_its_archive(tmp_path):
     for name in ("collection.tsv", "queries.test.tsv"):
-        (tmp_path / name).write_text("plain\tx\n")
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive\tx\n"))
-    assert [passage.id for passage in read_corpus(tmp_path)] == ["plain"]
-    assert read_queries(tmp_path) == {"plain": "x"}
+        (tmp_path / name).write_text("plain1\tx\n")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"archive1\tx\n"))
+    assert [passage.id for passage in read_corpus(tmp_path)] == ["plain1"]
+    assert read_queries(tmp_path) == {"plain1": "x"}
+
+
+TOPIC = """<top>
+
+<num> Number: {number}
+<title> {title}
+  and {title}
+
+<desc> Description:
+A title is short.
+
+</top>
+"""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_topics_of_trec_have_their_ids(tmp_path, end):
+    text = "\n".join(TOPIC.format(number=n, title=f"Topic: birds {n}") for n in ("051", "MB2"))
+    (tmp_path / "any.txt").write_text(text.replace("\n", end), newline="")
+    expected = {"51": "birds 051 and Topic: birds 051", "MB2": "birds MB2 and Topic: birds MB2"}
+    assert layouts.read_queries(tmp_path / "any.txt") == expected
+    (tmp_path / "topics.dev.txt").write_text(
+        f"7{chr(9)}who asks{end}8{chr(9)}what{end}", newline=""
+    )
+    assert layouts.read_queries(tmp_path / "topics.dev.txt") == {"7": "who asks", "8": "what"}
+    (tmp_path / "topics.dev.txt").write_text(f"who asks{end}what{end}", newline="")
+    assert layouts.read_queries(tmp_path / "topics.dev.txt") == {"1": "who asks", "2": "what"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.txt", "7\twho asks\n8\twhat", "log.txt:1: a tab in each line"),
+        ("log.txt", "who asks\n8\twhat", "log.txt:2: a tab in a query: expected queries alone"),
+        ("topics.a.txt", "7\twho asks\nwhat", "a.txt:2: expected 2 tab-separated fields"),
+        ("topics.a.txt", "who asks\tme", "a.txt:1: the id 'who asks' has white space"),
+        ("topics.a.txt", "7\t1001\t1\n7\t1002\t2", "a.txt:1: expected 2 tab-separated fields"),
+        ("a.txt", "q1 Q0 d7 1 3.5 bm25", "a.txt:1: a result of a run, 'q1 Q0 d7 1 3.5 bm25'"),
+        ("a.txt", "<DOC>\n<DOCNO> 1 </DOCNO>", "a.txt:1: a tag of TREC's topics or documents"),
+        ("a.txt", "<top>\n<num> 1\n</top>", "a.txt:1: expected <top>, a <num>, a <title> with"),
+        ("a.txt", "<top>\n<num> 1\n<title> a", "a.txt:1: a topic without </top>"),
+        ("a.txt", "<top>\n<title> a\n<top>\n<num> 2\n</top>", "a.txt:1: expected <top>, a <num>"),
+    ],
+)
+def test_lines_that_are_no_queries_are_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        layouts.read_queries(tmp_path / name)
 
 
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path):

@@ -1,9 +1,11 @@
 """Metrics against an implementation of a few lines, on runs with ties and missing queries."""
 
+import random
 import re
 import subprocess
 import sys
 
+import ir_measures
 import numpy as np
 import pytest
 import pytrec_eval
@@ -114,7 +116,7 @@ def test_a_query_without_relevant_passage_counts_zero_as_in_trec_eval():
         assert metrics["mean"][name] == 0.5
 
 
-def test_negative_grades_count_zero_and_harm_nothing():
+def test_negative_grades_harm_nothing():
     program = """
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 for _ in range(5000):
@@ -126,6 +128,23 @@ print(found["mean"]["MRR@10"])
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, f"{1 / 6}\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["infAP", "Bpref", "AP(judged_only=True)", "nDCG(judged_only=True)@10", "nDCG@10", "AP"]
+)
+def test_a_passage_with_a_negative_grade_is_not_judged(name):
+    rng = random.Random(0)
+    grades = (-1, 0, 1, 2)
+    qrels = {f"q{q}": {f"d{d}": rng.choice(grades) for d in range(30)} for q in range(5)}
+    run = {query: {f"d{d}": rng.random() for d in range(60)} for query in qrels}
+    measure = ir_measures.parse_measure(name)
+    expected = ir_measures.calc_aggregate([measure], qrels, run)[measure]
+    assert evaluate_run(qrels, run, [name])["mean"][name] == pytest.approx(expected)
+    if name not in ("nDCG@10", "AP"):
+        judged = {query: {d: max(g, 0) for d, g in row.items()} for query, row in qrels.items()}
+        other = ir_measures.calc_aggregate([measure], judged, run)[measure]
+        assert expected != pytest.approx(other, abs=0.02)
 
 
 def test_a_query_without_result_counts_zero(caplog):

@@ -11,12 +11,10 @@ from tests.world import COMPRESSIONS
 
 
 def test_beir_and_trec_judgments_read_alike(tmp_path):
-    beir, bare, classic = (tmp_path / name for name in ("test.tsv", "bare.tsv", "qrels.txt"))
-    bare.write_text("q1\tab\t2\nq1\tc\t0\nq2\tab\t1\n")
-    beir.write_text(f"query-id\tcorpus-id\tscore\n{bare.read_text()}")
+    beir, classic = (tmp_path / name for name in ("test.tsv", "qrels.txt"))
+    beir.write_text("query-id\tcorpus-id\tscore\nq1\tab\t2\nq1\tc\t0\nq2\tab\t1\n")
     classic.write_text("q1 0 ab 2\nq1 0 c 0\n\nq2 0 ab 1\n")
     assert trec.read_qrels(beir) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
-    assert trec.read_qrels(bare) == trec.read_qrels(beir)
     assert trec.read_qrels(classic) == trec.read_qrels(beir)
 
 
@@ -121,27 +119,61 @@ def test_judgments_of_every_origin_read_alike(content, tmp_path):
     ("content", "message"),
     [
         (b"topic iter docno rel\nq1\td1\t1\n", ":2: found 3 fields, fewer than in the header"),
-        (b"qid\tdocid\tvalue\nq1\td1\t1\n", ":1: the score must be an integer, not 'value'"),
+        (
+            b"qid\tdocid\tvalue\nq1\td1\t1\n",
+            ":1: three columns without a header: expected query-id, c",
+        ),
+        (b"1\t7\t1\n1\t8\t2\n", ":1: three columns without a header"),  # a run of MS MARCO
         (b"qid\ttopic\tdocid\n", ":1: the columns qid and topic may all be the queryid: name one"),
         (b"qid\tquery\tdocid\trel\n", ":1: the columns qid and query may all be the queryid"),
         (b"score,query text,query-id,corpus-id\n1,x,q1,d1\n", ":1: .* by ',', expected tabs"),
         (b'"query-id";"corpus-id";"score"\nq1;d1;1\n', ":1: .* by ';', expected tabs"),
-        (b"q1\td1\t1\nqid\tdocid\trel\n", ":2: the score must be an integer, not 'rel'"),
-        (b"q1\td1\t1.0\n", ":1: the score must be an integer, not '1.0'"),  # trec_eval drops .5
-        (b"q1\td1\t1\nq1\td2\t1_0\n", ":2: the score must be an integer, not '1_0'"),
-        ("q1\td1\t\u0661\n".encode(), ":1: the score must be an integer"),
-        (b"q1\td1\t1\nq1\td2\tgood\n", ":2: the score must be an integer, not 'good'"),
-        (b"q1\td1\t1\nq1 d2\n", ":2: expected 3 tab-separated fields"),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nqid\tdocid\trel\n",
+            ":3: the score must be an integer, not 'rel'",
+        ),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1.0\n",
+            ":2: the score must be an integer, not '1.0'",
+        ),  # trec_eval drops .5
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t1_0\n",
+            ":3: the score must be an integer, not '1_0'",
+        ),
+        ("q1\t0\td1\t\u0661\n".encode(), ":1: the score must be an integer"),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\tgood\n",
+            ":3: the score must be an integer, not 'good'",
+        ),
+        (b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1 d2\n", ":3: expected 3 tab-separated fields"),
         (b"q1\td\xff\t1\n", ":1: not UTF-8"),
         (b"query-id\tcorpus-id\tscore\n", "holds no judgments"),
-        (b"q1\td1\t1\nq1\td2\tscore\n", ":2: the score must be an integer, not 'score'"),
-        (b"q1\td1\t1\nq1\0\td1\t1\n", ":2: a zero byte"),  # trec_eval would abort
-        (b"q1\td1\t1\nq1\td1\t1\nq1\td1\t0\n", ":3: query q1 has passage d1 with two scores"),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\tscore\n",
+            ":3: the score must be an integer, not 'score'",
+        ),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\0\td1\t1\n",
+            ":3: a zero byte",
+        ),  # trec_eval would abort
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\nq1\td1\t0\n",
+            ":4: query q1 has passage d1 with two scores",
+        ),
         # What no run can name would count as not found.
-        (b"q1\td1\t1\nq1\td 2\t1\n", ":2: the id 'd 2' has white space"),
-        (b"q1\td1\t1\nq1\td2 \t1\n", ":2: the id 'd2 ' has white space"),
-        (b"q1\td1\t1\n q1\td2\t1\n", ":2: the id ' q1' has white space"),
-        ("q1\td1\u00a0\t1\n".encode(), ":1: the id .* has white space"),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td 2\t1\n",
+            ":3: the id 'd 2' has white space",
+        ),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2 \t1\n",
+            ":3: the id 'd2 ' has white space",
+        ),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\n q1\td2\t1\n",
+            ":3: the id ' q1' has white space",
+        ),
+        ("query-id\tcorpus-id\tscore\nq1\td1\u00a0\t1\n".encode(), ":2: the id .* has white space"),
     ],
 )
 def test_bad_judgments_are_named(tmp_path, content, message):

@@ -84,7 +84,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     own, model = _load(settings.model)
     data = read_training(
         settings.data,
-        settings.trainer.mapped,
+        settings.trainer.stored,
         Path(settings.teacher_run) if is_soft else None,
         title_separator(dict(own.prompts)),
     )

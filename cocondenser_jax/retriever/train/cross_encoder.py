@@ -49,7 +49,7 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     model = load_cross_encoder(
         settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
     )
-    data = read_training(settings.data, settings.trainer.mapped)
+    data = read_training(settings.data, settings.trainer.stored)
     trainer.start_or_resume(settings.trainer, len(data.pairs), data.checksums)
     loss: torch.nn.Module
     if settings.loss == "softmax":

@@ -52,8 +52,8 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     _require_runs(config)
     require_outside(Path(config.model.folder), workdir)
     start = workdir / "finetune.json"
-    mapped = settings.trainer.mapped
-    require_own(start, also=[mapped.name])
+    stored = settings.trainer.stored
+    require_own(start, also=[stored.name])
     require_equal_shares(settings.trainer.batch_size)
     with lock_folder(workdir) if is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
@@ -65,11 +65,11 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
                 hf_trainer = cross_encoder_trainer(settings)
         except BaseException:
             if is_main_process() and not start.exists():  # nothing has begun, so nothing is left
-                shutil.rmtree(mapped, ignore_errors=True)
+                shutil.rmtree(stored, ignore_errors=True)
             raise
         outcome = trainer.run(hf_trainer, settings.trainer, config.task)
         if is_main_process():
-            shutil.rmtree(mapped, ignore_errors=True)
+            shutil.rmtree(stored, ignore_errors=True)
         return outcome | {"pairs": len(hf_trainer.train_dataset)}
 
 

@@ -72,12 +72,12 @@ class TrainerSettings(NamedTuple):
     record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
 
     @property
-    def mapped(self) -> Path:
-        """The folder in the workdir for what is mapped from disk, until the run ends.
+    def stored(self) -> Path:
+        """The folder in the workdir for passages and negatives, until the run ends.
 
         The run deletes it, so no user's folder may have its name.
         """
-        return self.workdir / "finetune.mapped"
+        return self.workdir / "finetune.stored"
 
 
 def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[s
         settings.workdir / "finetune.json",
         record | {"sha256": {**checksums, "model": model}},
         _FREE,
-        also=[settings.mapped.name],
+        also=[settings.stored.name],
     )
 
 

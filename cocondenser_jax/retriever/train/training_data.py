@@ -27,16 +27,18 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.retriever.data.mapped import (
-    MappedPassages,
-    MappedPool,
+from cocondenser_jax.retriever.data.own_passages import find_own_passages, with_own
+from cocondenser_jax.retriever.data.stored import (
     Names,
+    StoredPassages,
+    StoredPool,
     write_passages,
     write_pool,
 )
-from cocondenser_jax.retriever.data.own_passages import find_own_passages, with_own
 from cocondenser_jax.retriever.data.trec import Qrels, Run, read_run
 from cocondenser_jax.retriever.train.processes import made_once
+
+_FILE = "rows.sqlite"
 
 
 class DataSettings(NamedTuple):
@@ -180,7 +182,7 @@ def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) ->
 
 def read_training(
     settings: DataSettings,
-    mapped: Path,
+    stored: Path,
     teacher_run: Path | None = None,
     title_separator: str = " ",
 ) -> TrainingData:
@@ -191,8 +193,8 @@ def read_training(
 
     Args:
       settings: what to read.
-      mapped: a folder for passages and negatives, which all processes map from there; what is in
-        it is used again if it was made of the same files in the same way.
+      stored: a folder for passages and negatives, which all processes read there; what is in it is
+        used again if it was made of the same files in the same way.
       teacher_run: a TREC run.
       title_separator: comes between a passage's title and its text.
     """
@@ -203,7 +205,7 @@ def read_training(
     if teacher_run:
         files["teacher_run"] = teacher_run
     checksums = {name: file_sha256(file) for name, file in files.items()}
-    passages = _map_passages(files["corpus"], checksums["corpus"], title_separator, mapped)
+    passages = _store_passages(files["corpus"], checksums["corpus"], title_separator, stored)
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
     judgments = list(with_positives(qrels).items())
     numbers = sample(
@@ -218,7 +220,9 @@ def read_training(
     not_negative = with_own(relevant, own)
     candidates: Mapping[str, Names] = {}
     if "negatives_run" in files:
-        candidates = _map_pool(settings, checksums["negatives_run"], not_negative, passages, mapped)
+        candidates = _store_pool(
+            settings, checksums["negatives_run"], not_negative, passages, stored
+        )
     teacher = None
     if teacher_run:
         teacher = read_run(teacher_run)
@@ -235,24 +239,24 @@ def read_training(
     )
 
 
-def _map_passages(
-    corpus: Path, checksum: str, title_separator: str, mapped: Path
-) -> MappedPassages:
+def _store_passages(
+    corpus: Path, checksum: str, title_separator: str, stored: Path
+) -> StoredPassages:
     def make(empty: Path) -> None:
         to_text = partial(passage_text, separator=title_separator)
-        write_passages(empty, read_corpus(corpus), to_text)
+        write_passages(empty / _FILE, read_corpus(corpus), to_text)
 
     sha256 = _sha256([checksum, title_separator])
-    return MappedPassages(made_once(mapped / f"passages-{sha256}", make))
+    return StoredPassages(made_once(stored / f"passages-{sha256}", make) / _FILE)
 
 
-def _map_pool(
+def _store_pool(
     settings: DataSettings,
     checksum: str,
     not_negative: Qrels,
-    passages: MappedPassages,
-    mapped: Path,
-) -> MappedPool:
+    passages: StoredPassages,
+    stored: Path,
+) -> StoredPool:
     run = Path(settings.negatives_run)
 
     def rows() -> Iterator[tuple[str, np.ndarray]]:
@@ -263,10 +267,10 @@ def _map_pool(
             yield query, rows_K[rows_K >= 0]
         require_known(unknown, (), "passages", run)
 
-    made_of = [passages.folder.name, checksum, settings.negatives_depth, not_negative]
+    made_of = [passages.path.parent.name, checksum, settings.negatives_depth, not_negative]
     sha256 = _sha256(made_of)
-    folder = made_once(mapped / f"pool-{sha256}", lambda empty: write_pool(empty, rows()))
-    return MappedPool(folder, passages)
+    folder = made_once(stored / f"pool-{sha256}", lambda empty: write_pool(empty / _FILE, rows()))
+    return StoredPool(folder / _FILE, passages)
 
 
 def _sha256(made_of: Sequence[Any]) -> str:

@@ -83,7 +83,7 @@ def make_config(model_folder, data, settings):
 
 def make_search(model_folder, data, settings):
     resolved = resolve(make_config(model_folder, data, settings), Path(data, "run"))
-    training = read_training(resolved.data, resolved.trainer.mapped)
+    training = read_training(resolved.data, resolved.trainer.stored)
     model = models.load_retriever(model_folder, 8, 16)
     settings_of_loss = resolved.loss._replace(scale=resolved.loss.scale or 1.0)  # inner products
     loss = InBatchLoss(model, training.judgments, settings_of_loss)

@@ -95,7 +95,7 @@ def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatc
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "finetune.json",
         "checkpoints",
-        "finetune.mapped",
+        "finetune.stored",
     }
 
 
@@ -217,28 +217,23 @@ def test_a_run_killed_at_every_step_ends_as_if_it_had_not_been(
     assert outcome(tmp_path / "run") == whole
 
 
-def test_what_is_mapped_is_made_once_and_goes_at_the_end(inputs, monkeypatch, tmp_path):
+def test_what_is_stored_is_made_once_and_goes_at_the_end(inputs, monkeypatch, tmp_path):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         end_at(patch, 4)
         finetune_until_killed(make_config(inputs), run)
-    made = {path: path.stat().st_mtime_ns for path in run.glob("finetune.mapped/*/*")}
-    assert {path.name for path in made} == {
-        "digests.npy",
-        "passages.arrow",
-        "pool.arrow",
-        "rows.npy",
-    }
+    made = {path: path.stat().st_mtime_ns for path in run.glob("finetune.stored/*/*")}
+    assert [path.name for path in made] == ["rows.sqlite"] * 2
     with monkeypatch.context() as patch:
         end_at(patch, 5)
         finetune_until_killed(make_config(inputs), run)
-    assert {path: path.stat().st_mtime_ns for path in run.glob("finetune.mapped/*/*")} == made
+    assert {path: path.stat().st_mtime_ns for path in run.glob("finetune.stored/*/*")} == made
     finetune(make_config(inputs), run)
     assert {path.name for path in run.iterdir()} == {"finetune.json", "metrics.jsonl", "retriever"}
 
 
-def test_a_folder_of_another_is_not_taken_for_what_is_mapped(inputs, tmp_path):
-    kept = tmp_path / "run" / "mapped" / "map.txt"
+def test_a_folder_of_another_is_not_taken_for_what_is_stored(inputs, tmp_path):
+    kept = tmp_path / "run" / "stored" / "map.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("mine")
     with pytest.raises(UserError, match="already exists"):

@@ -127,7 +127,7 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
         seed=0,
     )
     caplog.set_level("INFO")
-    data = read_training(settings, tmp_path / "mapped")
+    data = read_training(settings, tmp_path / "stored")
     candidates = {query: list(names) for query, names in data.candidates.items()}
     expected = {query: ["d7", "d8"] for query in qrels} | {"d9": ["d9", "d7", "d8"]}
     assert candidates == expected
@@ -141,19 +141,19 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path, caplog):
     assert {(row["query_id"], row["positive_id"]) for row in data.pairs} == found - own
 
 
-def test_what_is_mapped_with_another_separator_is_not_used_again(beir, tmp_path):
+def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
     folder = shutil.copytree(beir, tmp_path / "data")
     titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]
     records = [{"_id": p.id, "title": p.title, "text": p.text} for p in titled]
     write_records(folder / "corpus.jsonl", records)
     settings = DataSettings(folder, "train", 0, "", 0, 0, seed=0)
     for separator in (" ", "[SEP]", " "):
-        data = read_training(settings, tmp_path / "mapped", title_separator=separator)
+        data = read_training(settings, tmp_path / "stored", title_separator=separator)
         assert dict(data.passages) == {p.id: f"{p.title}{separator}{p.text}" for p in titled}
-    assert len(list((tmp_path / "mapped").iterdir())) == 2
+    assert len(list((tmp_path / "stored").iterdir())) == 2
 
 
-def test_what_is_mapped_of_files_that_have_changed_is_not_used_again(beir, tmp_path):
+def test_what_is_stored_of_files_that_have_changed_is_not_used_again(beir, tmp_path):
     """A kill may leave it before there are settings to compare."""
     folder = shutil.copytree(beir, tmp_path / "data")
     run = tmp_path / "run.trec"
@@ -164,7 +164,7 @@ def test_what_is_mapped_of_files_that_have_changed_is_not_used_again(beir, tmp_p
         write_records(
             folder / "corpus.jsonl", [{"_id": p.id, "text": text} for p in read_corpus(beir)]
         )
-        data = read_training(settings, tmp_path / "mapped")
+        data = read_training(settings, tmp_path / "stored")
         assert {*data.passages.values()} == {text}
         assert {*data.candidates["q1"]} == {name}
 

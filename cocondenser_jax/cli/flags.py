@@ -264,7 +264,8 @@ def require_one(**places: str | Path | None) -> None:
 
 # What `corpus.sources.open_records` reads.
 SOURCE = (
-    "a .txt, .md, .jsonl, .tsv or .parquet file, a folder of them or of passages,"
+    "a .txt, .md, .jsonl, .tsv or .parquet file, a folder or pattern (docs/**/*.md) of them,"
+    " a folder of passages,"
     " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT], beir:NAME, nano:NAME,"
     " ir:NAME (docs/data.md)"
 )

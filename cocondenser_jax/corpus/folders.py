@@ -1,24 +1,40 @@
-"""Chooses what to read of a folder: the files in it and in all folders below it."""
+"""Chooses what to read of a folder and of those in it: the files of one suffix, or a pattern."""
 
 import logging
 import os
 import re
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cocondenser_jax.errors import UserError, first_three, log_once
-from cocondenser_jax.files.tables import (
-    PASSAGE_FILES,
-    is_data_file,
-    plain_name,
-    plain_suffix,
-    split_columns,
-)
+from cocondenser_jax.files.tables import PASSAGE_FILES, is_data_file, plain_name, split_columns
 
 logger = logging.getLogger(__name__)
 
-_ACCEPTED_NAME = re.compile(r".*\.((txt|md|jsonl|tsv)(\.(gz|xz|zst))?|parquet)", re.DOTALL)
+_ACCEPTED_NAME = re.compile(
+    r".*(\.(?:(?:txt|md|jsonl|tsv)(?:\.(?:gz|xz|zst))?|parquet))", re.DOTALL
+)
+# Of a pattern, the longest first: any folders, any name, any character.
+_WILDCARDS = {"**/": r"(?:.*/)?", "*": r"[^/]*", "?": r"[^/]"}
+
+
+class Place(NamedTuple):
+    """Where the documents of a source lie, unless it is a dataset's name."""
+
+    path: Path
+    pattern: str  # of the files of a folder; "" for a file, or all files of one suffix
+    columns: tuple[str, ...]  # of the tables, where the user has named them
+
+
+def find_place(source: str | Path) -> Place:
+    """Reads a source: a path, perhaps with a pattern (docs/**/*.md), perhaps with columns."""
+    name, columns = split_columns(source)
+    parts = Path(name).parts
+    wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), len(parts))
+    if wild == len(parts) or Path(name).exists():
+        return Place(Path(name), "", columns)
+    return Place(Path(*parts[:wild]), "/".join(parts[wild:]), columns)
 
 
 def is_accepted(name: str) -> bool:
@@ -26,26 +42,35 @@ def is_accepted(name: str) -> bool:
     return _ACCEPTED_NAME.fullmatch(name) is not None
 
 
-def find_files(folder: Path) -> list[str]:
+def find_files(folder: Path, pattern: str = "") -> list[str]:
     """Finds the files to read, and logs their names and those of all others.
 
-    Names that begin with a dot are left out. A folder that several links lead to is read once, and
-    none that has `folder` in it, so links may go in circles.
+    They are a data set's passages alone; or else the documents of a pattern, or all documents,
+    which must then have one suffix. Files with the names of a data set's are no documents: queries,
+    judgments, passages in other folders. Names that begin with a dot are left out, and links to
+    folders are not followed.
 
     Returns:
-      Paths in `folder`, see `choose_files`.
+      Paths in `folder`, in their order.
     """
-    found = _visible(folder) if _is_data_set(folder) else _list_tree(folder)
-    try:
-        files = choose_files(name for name in found if os.path.isfile(folder / name))
-    except UserError as error:
-        raise UserError(f"folder {folder} {error}") from None
+    found = [*_list_tree(folder)]
+    files = [] if pattern else _passages(found)
+    if not files:
+        matches = re.compile(_to_regex(pattern or "**/*")).fullmatch
+        files = [
+            name
+            for name in found
+            if is_accepted(name) and not is_data_file(Path(name)) and matches(name)
+        ]
+        if not pattern:
+            _require_one_suffix(folder, files)
     others = sorted({*found}.difference(files))
     if not files:
         has = f"only {first_three(others)}" if others else "nothing that is not hidden"
         raise UserError(
-            f"folder {folder} holds no .txt, .md, .jsonl, .tsv or .parquet file, and no folder in"
-            f" it does (there is {has})"
+            f"folder {folder} holds no .txt, .md, .jsonl, .tsv or .parquet file"
+            f"{f' of the pattern {pattern}' if pattern else ''}, and no folder in it does (there is"
+            f" {has})"
         )
     if len(files) > 1 or others:
         rest = f"; not {first_three(others)}" if others else ""
@@ -59,8 +84,8 @@ def require_not_read(source: str | Path, out: Path) -> None:
     A data set's passages are in one file, and hidden folders are not read: both may have outputs.
     """
     place = Path(os.path.realpath(out))
-    top = Path(os.path.realpath(split_columns(source)[0]))
-    if not top.is_dir() or not place.is_relative_to(top) or _is_data_set(top):
+    top = Path(os.path.realpath(find_place(source).path))
+    if not top.is_dir() or not place.is_relative_to(top) or _passages(os.listdir(top)):
         return
     if not any(name.startswith(".") for name in place.relative_to(top).parts):
         raise UserError(
@@ -69,71 +94,47 @@ def require_not_read(source: str | Path, out: Path) -> None:
         )
 
 
-def choose_files(paths: Iterable[str]) -> list[str]:
-    """Chooses what to read of a folder: all files of documents, or a data set's passages alone.
+def _passages(names: Sequence[str]) -> list[str]:
+    """Returns the file of passages among the names in a folder, the plain one before its archive.
 
-    A README.md describes the files beside it. It is a document among others in Markdown only. Files
-    with the names of a data set's are no documents: queries, judgments, passages in other folders.
-    Beside a file, its archive is not read, nor is a second archive of the same name.
-
-    Args:
-      paths: of all files, relative to the folder.
-
-    Raises:
-      UserError: if Markdown is beside files of other kinds: which of them are documents is not
-        known. The message continues the name of the folder.
+    [] where it is no data set's.
     """
-    files = sorted(filter(is_accepted, paths))
-    # From last to first: a plain file goes before its archive.
-    by_name = {str(Path(path).with_name(plain_name(Path(path)))): path for path in reversed(files)}
-    for name in PASSAGE_FILES:
-        if name in by_name:
-            return [by_name[name]]
-    files = sorted(path for path in by_name.values() if not is_data_file(Path(path)))
-    markdown = [path for path in files if plain_suffix(Path(path)) == ".md"]
-    others = sorted({*files}.difference(markdown))
-    pages = [path for path in markdown if plain_name(Path(path)).lower() != "readme.md"]
-    if not pages:
-        return others
-    if others:
+    for known in PASSAGE_FILES:
+        for name in sorted(names):
+            if "/" not in name and plain_name(Path(name)) == known:
+                return [name]
+    return []
+
+
+def _require_one_suffix(folder: Path, files: Sequence[str]) -> None:
+    """Raises a UserError for files of several suffixes: which are the documents is not known."""
+    first: dict[str, str] = {}
+    for name in files:
+        if match := _ACCEPTED_NAME.fullmatch(name):
+            first.setdefault(match[1], name)
+    if len(first) > 1:
+        kinds = ", ".join(first.values())
         raise UserError(
-            f"holds Markdown ({pages[0]}) and other files ({others[0]}): expected documents of"
-            " one of the two kinds, and the other kind in another folder"
+            f"folder {folder} holds documents of {len(first)} kinds ({kinds}): choose them by a"
+            f" pattern, such as '{folder}/**/*{next(iter(first))}'"
         )
-    return files
 
 
-def _is_data_set(folder: Path) -> bool:
-    return any(plain_name(Path(name)) in PASSAGE_FILES for name in _visible(folder))
-
-
-def _visible(folder: Path) -> list[str]:
-    """Returns the names in a folder, in their order, without those that begin with a dot."""
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {error.strerror}") from error
+def _to_regex(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*|\?)", pattern)
+    return "(?s:" + "".join(_WILDCARDS.get(part, re.escape(part)) for part in parts) + ")"
 
 
 def _list_tree(folder: Path) -> list[str]:
-    """Returns the relative paths of all files, and of the folders that are not gone through."""
-    top = Path(os.path.realpath(folder))
+    """Returns the relative paths of all files, and of the links to folders, in their order."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+
     found = []
-    seen = set()
-    pending = deque([""])  # links last: a folder in the tree has its own name, not that of a link
-    while pending:
-        place = pending.popleft()
-        real = Path(os.path.realpath(folder / place))
-        if real in seen or real in top.parents:
-            found.append(place)
-            continue
-        seen.add(real)
-        for name in _visible(folder / place):
-            path = os.path.join(place, name)
-            if not os.path.isdir(folder / path):
-                found.append(path)
-            elif os.path.islink(folder / path):
-                pending.append(path)
-            else:
-                pending.appendleft(path)
-    return found
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        paths = (os.path.join(place, name) for name in (*links, *files) if name[0] != ".")
+        found += [os.path.relpath(path, folder) for path in paths]
+    return sorted(found)

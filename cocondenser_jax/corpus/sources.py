@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.folders import find_files, is_accepted
+from cocondenser_jax.corpus.folders import find_files, find_place, is_accepted
 from cocondenser_jax.corpus.markdown import read_sections
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.records import (
@@ -40,7 +40,6 @@ from cocondenser_jax.files.tables import (
     read_header,
     read_rows,
     require_prose,
-    split_columns,
 )
 from cocondenser_jax.files.whole import parse_object, read_lines
 
@@ -49,7 +48,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ACCEPTED_FILES = (
-    "a .txt, .md, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder of them"
+    "a .txt, .md, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder or pattern of them"
 )
 ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
@@ -109,8 +108,9 @@ def open_records(source: str) -> list[RecordPiece]:
         that ends in `.txt` (a document per line, or separated by blank lines if it has any), `.md`
         (a document per section), `.jsonl` or `.parquet` (records with `text`, or `title` and
         `text`, or `spans`; the id in `_id` or `id`, else the number of line or row) or `.tsv` (see
-        `tables`; URLs are not read), each but Parquet also compressed; a folder (see
-        `folders.find_files`); a table, or a folder of them, with `:id,title,text`, its columns;
+        `tables`; URLs are not read), each but Parquet also compressed; a folder, or a
+        pattern of its files (see `folders.find_files`); these with `:id,title,text`, the columns of
+        their tables;
         `hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]]`, which is streamed; `tfds:NAME_OR_FOLDER[:SPLIT]`.
     """
     require_source(source)
@@ -121,9 +121,8 @@ def open_records(source: str) -> list[RecordPiece]:
     if scheme in _DATASETS:
         with named_errors(source):
             return _DATASETS[scheme](source, name)
-    source, columns = split_columns(source)
-    path = Path(source)
-    names = find_files(path) if path.is_dir() else [""]
+    path, pattern, columns = find_place(source)
+    names = find_files(path, pattern) if path.is_dir() else [""]
     if columns and path.is_dir() and not any(plain_suffix(Path(name)) == ".tsv" for name in names):
         raise _no_tables(path)
     if len(names) == 1:
@@ -135,14 +134,13 @@ def open_records(source: str) -> list[RecordPiece]:
 
 def require_source(source: str) -> None:
     """Raises a UserError for what `open_records` cannot open, as far as the name shows it."""
-    source, columns = split_columns(source)
-    path = Path(source)
+    path, pattern, columns = find_place(source)
     is_file = source.partition(":")[0] not in ("pydocs", *_DATASETS)
     if columns and not (is_file and (path.is_dir() or plain_suffix(path) == ".tsv")):
         raise _no_tables(path)
     if not is_file or path.is_dir():
         return
-    if not path.exists():
+    if pattern or not path.exists():
         raise UserError(f"{source} does not exist: expected {ACCEPTED}")
     if not is_accepted(path.name) or not path.is_file():
         raise UserError(f"unknown source {source!r}: expected {ACCEPTED}")

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus.folders import choose_files
+from cocondenser_jax.corpus.folders import find_files, find_place
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
@@ -27,11 +27,11 @@ def ids(folder):
 
 def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     write_records(tmp_path / "b.jsonl", [{"text": "last"}])
-    (tmp_path / "a.txt").write_text("first\nsecond")
-    (tmp_path / "README.md").write_text("not read")
+    write_records(tmp_path / "a.jsonl", [{"text": "first"}, {"text": "second"}])
+    (tmp_path / "notes.pdf").write_text("not read")
     assert list(read_documents(str(tmp_path))) == [
-        Document("a.txt:1", "first"),
-        Document("a.txt:2", "second"),
+        Document("a.jsonl:1", "first"),
+        Document("a.jsonl:2", "second"),
         Document("b.jsonl:1", "last"),
     ]
 
@@ -52,24 +52,15 @@ def test_hidden_files_and_folders_are_not_read(tmp_path):
     assert ids(tmp_path / ".venv") == ["x.txt:1", "y.txt:1"]
 
 
-def test_links_may_go_in_circles(tmp_path):
-    docs = write_tree(tmp_path / "docs", "a.txt", "b/c.txt", "b/d/e.txt")
-    write_tree(tmp_path / "elsewhere", "f.txt")
-    write_tree(tmp_path, "outside.txt")
-    (docs / "b/self").symlink_to(docs / "b")
-    (docs / "a-top").symlink_to("..")
-    (docs / "b/d/up").symlink_to("../..")
-    (docs / "loop").symlink_to("loop")
-    (docs / "broken.txt").symlink_to("nothing.txt")
-    (docs / "linked").symlink_to("../elsewhere")
-    (docs / "again").symlink_to("../elsewhere")
-    assert ids(docs) == ["a.txt:1", "again/f.txt:1", "b/c.txt:1", "b/d/e.txt:1"]
-
-
-def test_a_folder_has_its_own_name_and_not_that_of_a_link(tmp_path):
-    write_tree(tmp_path, "v1/a.txt", "v2/b.txt")
-    (tmp_path / "latest").symlink_to("v2")
-    assert ids(tmp_path) == ["v1/a.txt:1", "v2/b.txt:1"]
+def test_links_to_folders_are_not_followed(tmp_path, caplog):
+    caplog.set_level("INFO")
+    docs = write_tree(tmp_path / "docs", "a.txt", "b/c.txt")
+    (docs / "b/up").symlink_to("..")
+    (docs / "d.txt").symlink_to("a.txt")
+    assert ids(docs) == ["a.txt:1", "b/c.txt:1", "d.txt:1"]
+    assert caplog.messages == [f"{docs}: reading a.txt, b/c.txt, d.txt; not b/up"]
+    (tmp_path / "link").symlink_to("docs")
+    assert ids(tmp_path / "link") == ["a.txt:1", "b/c.txt:1", "d.txt:1"]
 
 
 def test_thousands_of_folders_are_read(tmp_path):
@@ -96,18 +87,22 @@ def test_what_is_not_read_of_a_folder_is_logged(tmp_path, caplog):
     ["corpus.jsonl", "corpus.tsv", "collection.tsv.gz", "psgs_w100.tsv", "msmarco-docs.tsv"],
 )
 def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
-    content = b"1\tPassage.\n" if corpus.endswith("tsv") else b'{"_id": "1", "text": "Passage."}\n'
-    if corpus.endswith("gz"):
-        content = gzip.compress(b"1\tPassage.\n")
-    (tmp_path / corpus).write_bytes(content)
+    rows = {
+        "corpus.jsonl": b'{"_id": "1", "text": "Passage."}\n',
+        "corpus.tsv": b"1\t\tPassage.\n",
+        "collection.tsv.gz": gzip.compress(b"1\tPassage.\n"),
+        "psgs_w100.tsv": b"id\ttext\n1\tPassage.\n",
+        "msmarco-docs.tsv": b"1\thttp://x\t\tPassage.\n",
+    }
+    (tmp_path / corpus).write_bytes(rows[corpus])
     write_records(tmp_path / "queries.jsonl", [{"_id": "q1", "text": "Who?"}])
     write_tree(tmp_path, "a.queries.tsv", "qrels/test.tsv", "more/a.txt")
     assert list(read_documents(str(tmp_path))) == [Document("1", "Passage.")]
     # The plain file, not its archive.
-    assert choose_files(["corpus.tsv.gz", "z.txt", "corpus.tsv"]) == ["corpus.tsv"]
-    assert choose_files(["z.txt", "my.tsv", "README.md"]) == ["my.tsv", "z.txt"]
-    assert choose_files(["a.txt", "a.txt.gz", "b/a.txt.gz"]) == ["a.txt", "b/a.txt.gz"]
-    assert choose_files(["a.md.zst", "a.md.gz", "b.md"]) == ["a.md.gz", "b.md"]
+    write_tree(tmp_path, f"{corpus}.xz")
+    assert list(read_documents(str(tmp_path))) == [Document("1", "Passage.")]
+    write_tree(tmp_path / "notes", "z.txt", "README.md")
+    assert find_files(tmp_path, "notes/*.txt") == ["notes/z.txt"]
 
 
 @pytest.mark.parametrize(
@@ -123,20 +118,48 @@ def test_queries_and_judgments_are_no_documents(name, tmp_path, caplog):
     write_tree(tmp_path, "a.txt", name)
     assert ids(tmp_path) == ["1"]
     assert caplog.messages == [f"{tmp_path}: reading a.txt; not {name}"]
-    others = ["a.txt", "my-queries.jsonl", "qrels/notes.txt"]
-    assert choose_files([*others, name]) == others
+    write_tree(tmp_path, "my-queries.txt", "qrels/notes.txt")
+    assert find_files(tmp_path) == ["a.txt", "my-queries.txt", "qrels/notes.txt"]
 
 
-@pytest.mark.parametrize("other", ["a.txt", "a.jsonl", "more/a.tsv.gz", "a.parquet"])
+@pytest.mark.parametrize("other", ["a.txt", "a.jsonl", "more/a.tsv.gz", "a.parquet", "z.md.gz"])
 @pytest.mark.parametrize("folder", ["", "guide/"])
-def test_markdown_beside_other_files_is_refused(folder, other):
-    message = rf"holds Markdown \({folder}NOTES\.md\) and other files \({other}\): expected"
-    with pytest.raises(UserError, match=message):
-        choose_files([f"{folder}NOTES.md", "README.md", other])
-    # Files that describe others may be in each folder.
-    assert choose_files([f"{folder}README.md", "README.md", other]) == [other]
-    # A data set's passages are known by their name.
-    assert choose_files([f"{folder}NOTES.md", "corpus.jsonl"]) == ["corpus.jsonl"]
+def test_files_of_several_kinds_are_refused_with_a_pattern(folder, other, tmp_path, capsys):
+    write_tree(tmp_path, f"{folder}NOTES.md", other)
+    command = ["search", f"--corpus={tmp_path}", "--query=a"]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"folder {tmp_path} holds documents of 2 kinds (" in line
+    assert all(name in line for name in (other, f"{folder}NOTES.md"))
+    pattern = line.split("such as ")[1].strip("'")
+    chosen = min(f"{folder}NOTES.md", other)
+    assert find_files(*find_place(pattern)[:2]) == [chosen]
+    assert find_files(tmp_path, "**/*") == sorted([f"{folder}NOTES.md", other])
+
+
+def test_a_pattern_chooses_files(tmp_path):
+    names = ["a.md", "a.txt", "b/a.md", "b/c/d.md", "b/c/e.md.gz", "b[1]/f.md", ".g/h.md"]
+    write_tree(tmp_path, *names)
+    for pattern, expected in (
+        ("*.md", ["a.md"]),
+        ("**/*.md", ["a.md", "b/a.md", "b/c/d.md", "b[1]/f.md"]),
+        ("b/**/*.md", ["b/a.md", "b/c/d.md"]),
+        ("*/a.*", ["b/a.md"]),
+        ("b[1]/?.md", ["b[1]/f.md"]),
+        ("**/e*", ["b/c/e.md.gz"]),
+    ):
+        place = find_place(f"{tmp_path}/{pattern}")
+        found = [str((place.path / name).relative_to(tmp_path)) for name in find_files(*place[:2])]
+        assert found == expected, pattern
+    assert ids(f"{tmp_path}/b/*.md") == ["1"]
+    assert ids(f"{tmp_path}/**/?.md")[:2] == ["a.md:1", "b/a.md:1"]
+    assert [passage.text for passage in read_corpus(f"{tmp_path}/b/**/d.md")] == ["b/c/d.md"]
+    with pytest.raises(UserError, match=r"holds no \.txt, .* file of the pattern \*\.tsv, and no"):
+        ids(f"{tmp_path}/*.tsv")
+    with pytest.raises(UserError, match=r"none/\*\.md does not exist"):
+        ids(f"{tmp_path}/none/*.md")
+    write_tree(tmp_path, "what?.txt")
+    assert ids(f"{tmp_path}/what?.txt") == ["1"]
 
 
 def test_names_of_files_become_ids_whatever_they_are(tmp_path):
@@ -165,12 +188,12 @@ def test_a_folder_without_text_is_refused(tmp_path, names, what, capsys):
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     write_tree(tmp_path, "a.txt", "b/c.txt")
 
-    def listdir(path, list_folder=os.listdir):
+    def scandir(path, list_folder=os.scandir):
         if str(path).endswith("/b"):
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(13, "Permission denied", path)
         return list_folder(path)
 
-    monkeypatch.setattr("cocondenser_jax.corpus.folders.os.listdir", listdir)
+    monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UserError, match=f"cannot read {tmp_path}/b: Permission denied"):
         ids(tmp_path)
 

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from cocondenser_jax.corpus.folders import find_place
 from cocondenser_jax.corpus.sources import require_source
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.tables import (
@@ -16,7 +17,6 @@ from cocondenser_jax.files.tables import (
     matches_data_file,
     name_columns,
     plain_name,
-    split_columns,
 )
 from cocondenser_jax.representation import join_title
 from cocondenser_jax.retriever.data import layouts
@@ -46,9 +46,8 @@ def corpus_file(source: Path) -> Path:
 
 def corpus_source(source: str | Path) -> str | Path:
     """Returns what `read_corpus` reads: the file of passages in a data folder, or the source."""
-    path, columns = split_columns(source)
-    folder = Path(path)
-    if folder.is_dir() and any(_matches(folder, kind) for kind in DATA_FILES):
+    folder, pattern, columns = find_place(source)
+    if not pattern and folder.is_dir() and any(_matches(folder, kind) for kind in DATA_FILES):
         file = corpus_file(folder)
         return name_columns(str(file), ",".join(columns)) if columns else file
     require_source(str(source))
@@ -100,7 +99,7 @@ def read_corpus(source: str | Path) -> Iterator[Passage]:
     Those of a data folder with judgments must have ids: judgments name passages by them.
     """
     found = corpus_source(source)
-    path = Path(split_columns(found)[0])
+    path = find_place(found).path
     is_judged = path.is_file() and bool(_matches(path.parent, "judgments"))
     return layouts.read_passages(found, numbered=not is_judged)
 

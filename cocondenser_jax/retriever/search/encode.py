@@ -16,11 +16,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.folders import find_files
+from cocondenser_jax.corpus.folders import find_files, find_place
 from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
-from cocondenser_jax.files.tables import split_columns
 from cocondenser_jax.files.workers import Engine, run_tasks
 from cocondenser_jax.model_folder.folder import read_representation, require_outside
 from cocondenser_jax.model_folder.hub import find_folder
@@ -155,11 +154,11 @@ def encode_corpus(
 @contextlib.contextmanager
 def _unchanged(source: str | Path) -> Iterator[None]:
     """Raises a UserError at the end of a block in which a file changed: it is read repeatedly."""
-    place = Path(split_columns(source)[0])  # or the name of a source that lies elsewhere
+    place, pattern, _ = find_place(source)  # or the name of a source that lies elsewhere
 
     def state() -> dict[Path, tuple[int, ...]]:
         # Not what else a folder holds, such as the log of this command.
-        paths = [place / name for name in find_files(place)] if place.is_dir() else [place]
+        paths = [place / name for name in find_files(place, pattern)] if place.is_dir() else [place]
         found = {path: path.stat() for path in paths if path.is_file()}
         return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
 

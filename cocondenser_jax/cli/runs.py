@@ -65,10 +65,9 @@ def _parse_weights(text: str) -> list[float]:
 )
 def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     """Fuse several runs into one, by ranks or by scores."""
-    from cocondenser_jax.retriever.data.own_passages import (
+    from cocondenser_jax.retriever.data.identical_ids import (
         drop_identical_ids,
-        likely_own_passages,
-        warn_of_own_results,
+        warn_of_identical_ids,
     )
     from cocondenser_jax.retriever.data.trec import read_run, write_run
     from cocondenser_jax.retriever.search.fuse import check_runs, fuse_runs
@@ -78,7 +77,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
         runs = [drop_identical_ids(each) for each in runs]
     check_runs(dict(zip(map(str, run), runs, strict=True)))
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
-    warn_of_own_results(fused, likely_own_passages(fused, fused))
+    warn_of_identical_ids(fused, {})
     write_run(run_out, fused)
     in_every_run = [query for query in fused if all(query in each for each in runs)]
     print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)

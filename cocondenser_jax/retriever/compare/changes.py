@@ -8,8 +8,8 @@ import numpy as np
 
 from cocondenser_jax.errors import first_words
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
+from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.own_passages import drop_identical_ids
 from cocondenser_jax.retriever.data.ranking import Metrics, evaluate_run
 from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
 

@@ -23,8 +23,8 @@ from cocondenser_jax.retriever.data.folder import (
     searched_passages,
     warn_of_missing,
 )
+from cocondenser_jax.retriever.data.identical_ids import require_other_answers
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.own_passages import require_other_answers
 from cocondenser_jax.retriever.data.query_log import draw_queries, read_log
 from cocondenser_jax.retriever.data.ranking import parse_metric
 from cocondenser_jax.retriever.data.trec import Qrels

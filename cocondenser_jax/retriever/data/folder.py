@@ -20,8 +20,8 @@ from cocondenser_jax.files.tables import (
 )
 from cocondenser_jax.representation import join_title
 from cocondenser_jax.retriever.data import layouts
+from cocondenser_jax.retriever.data.identical_ids import require_other_answers
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.own_passages import require_other_answers
 from cocondenser_jax.retriever.data.trec import Qrels, first_passages, read_qrels, read_results
 
 logger = logging.getLogger(__name__)

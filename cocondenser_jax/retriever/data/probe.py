@@ -10,7 +10,7 @@ import numpy as np
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data import folder as collection
-from cocondenser_jax.retriever.data.own_passages import find_own_passages
+from cocondenser_jax.retriever.data.identical_ids import own_answers
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 
 # From queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`.
@@ -24,8 +24,8 @@ _DEPTH = 100  # passages per query
 def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode], dict[str, float]]:
     """Returns a function of a model's `encode` that searches a sample of a folder's passages.
 
-    Scores are inner products. Where queries are passages, they do not find themselves (see
-    `own_passages`).
+    Scores are inner products. A passage with the query's id is found only if it is judged relevant
+    (see `identical_ids`).
 
     Args:
       folder: a data folder.
@@ -48,8 +48,7 @@ def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode],
     )[::-1]
     ids = [passage.id for passage in passages]
     collection.require_known(relevant, set(ids), "passages", source)
-    of_passages = {passage.id: collection.passage_text(passage) for passage in passages}
-    own = find_own_passages(queries, of_passages, qrels, str(folder))
+    answers = {*own_answers(qrels)}
     texts = [(passage.title, passage.text) for passage in passages]
 
     def search(encode: Encode) -> dict[str, float]:
@@ -58,7 +57,7 @@ def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode],
         for name, query_D in zip(queries, queries_QxD, strict=True):
             scores_P = passages_PxD @ query_D
             best = np.argsort(-scores_P, kind="stable")[: _DEPTH + 1]
-            found = [i for i in best if ids[i] != name or name not in own][:_DEPTH]
+            found = [i for i in best if ids[i] != name or name in answers][:_DEPTH]
             run[name] = {ids[i]: float(scores_P[i]) for i in found}
         mean = evaluate_run(qrels, run, list(SEARCH_METRICS))["mean"]
         return {SEARCH_METRICS[metric]: value for metric, value in mean.items()}

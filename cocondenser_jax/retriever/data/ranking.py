@@ -8,12 +8,10 @@ from typing import TypedDict
 import ir_measures
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retriever.data.own_passages import (
+from cocondenser_jax.retriever.data.identical_ids import (
     drop_identical_ids,
-    likely_own_passages,
-    own_answers,
     require_other_answers,
-    warn_of_own_results,
+    warn_of_identical_ids,
 )
 from cocondenser_jax.retriever.data.trec import Qrels, Run, ranked
 
@@ -61,8 +59,7 @@ def evaluate_run(
         require_other_answers(qrels)
         run = drop_identical_ids(run)
     else:
-        judged = {query: run.get(query, {}) for query in qrels.keys() - own_answers(qrels)}
-        warn_of_own_results(judged, likely_own_passages(judged, judged))
+        warn_of_identical_ids({query: run.get(query, {}) for query in qrels}, qrels)
     measures = {name: parse_metric(name) for name in metrics}
     cutoffs = {name: int(measure.params.get("cutoff", 0)) for name, measure in measures.items()}
     check_results(run, qrels, "judged", cutoffs)

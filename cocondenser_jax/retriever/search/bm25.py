@@ -27,10 +27,9 @@ from cocondenser_jax.retriever.data.folder import (
     searched_passages,
     warn_of_missing,
 )
-from cocondenser_jax.retriever.data.own_passages import (
-    is_same_text,
-    watch_own_results,
-    without_own,
+from cocondenser_jax.retriever.data.identical_ids import (
+    watch_identical_ids,
+    without_identical_id,
 )
 from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
 from cocondenser_jax.retriever.search.embeddings import passage_at, passage_table
@@ -116,9 +115,8 @@ def write_bm25_run(
     require_memory(source, settings.language)
     start = time.perf_counter()
     n_ranked = depth + 1 if ignore_identical_ids else depth
-    own: set[str] = set()
     found: set[str] = set()
-    passages = _noting_own(_noting(read_corpus(source), relevant, found), queries, own)
+    passages = _noting(read_corpus(source), relevant, found)
     results = require_any(
         bm25_results(passages, queries, n_ranked, settings),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
@@ -127,11 +125,11 @@ def write_bm25_run(
     )
     if ignore_identical_ids:
         results = require_any(
-            ((query, without_own(query, scores, depth)) for query, scores in results),
+            ((query, without_identical_id(query, scores, depth)) for query, scores in results),
             f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
             " passage of the same id, which is left out",
         )
-    write_results(run_out, watch_own_results(results, own.intersection, qrels))
+    write_results(run_out, watch_identical_ids(results, qrels))
     warn_of_missing(len(found), relevant, split)
     seconds = time.perf_counter() - start
     return {"queries": len(queries), "seconds_with_indexing": seconds}
@@ -144,17 +142,6 @@ def _noting(
     for passage in corpus:
         if passage.id in wanted:
             found.add(passage.id)
-        yield passage
-
-
-def _noting_own(
-    corpus: Iterable[Passage], queries: Mapping[str, str], own: set[str]
-) -> Iterator[Passage]:
-    """Yields passages; adds the ids of those that are queries to `own`."""
-    for passage in corpus:
-        query = queries.get(passage.id)
-        if query is not None and is_same_text(query, passage_text(passage)):
-            own.add(passage.id)
         yield passage
 
 

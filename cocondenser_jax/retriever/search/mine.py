@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.retriever.data.folder import (
-    best_by_query,
-    passage_text,
-    read_named,
-    read_split,
-    with_positives,
-)
-from cocondenser_jax.retriever.data.own_passages import find_own_passages
-from cocondenser_jax.retriever.data.trec import Qrels, Results, read_run, write_results
+from cocondenser_jax.retriever.data.folder import best_by_query, read_split, with_positives
+from cocondenser_jax.retriever.data.trec import Results, read_run, write_results
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -44,29 +37,26 @@ def mine(
 
     Args:
       sources: TREC runs.
-      data_folder: holds queries and judgments, and the passages: of those with the id of a query
-        that has found them, the text is read.
+      data_folder: holds queries and judgments.
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      denoising: which of them are left out too; None: only what is judged relevant, and the query
-        itself, where queries are passages.
+      denoising: which of them are left out too; None: only what is judged relevant, and what has
+        the query's id (see `identical_ids`).
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
     scored = _scored_exclusions(denoising) if denoising else {}
-    queries, judged = read_split(data_folder, split)
-    qrels = with_positives(judged)
+    qrels = with_positives(read_split(data_folder, split)[1])
     # Joined to one text, the names of a query's passages take a tenth of the memory.
     best = [
         {query: " ".join(names) for query, names in best_by_query(source, qrels, depth)}
         for source in sources
     ]
-    own = _own_passages(data_folder, queries, qrels, zip(sources, best, strict=True))
     exclusions: dict[str, Excludes] = {
         "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
-        "the query itself": lambda q, p: p == q and q in own,
+        "the query's id": lambda q, p: p == q,  # where queries are passages
     }
     exclusions |= scored
     excluded = dict.fromkeys(exclusions, 0)
@@ -92,24 +82,6 @@ def mine(
         "negatives per query, least": min(sizes),
     }
     return summary | {f"excluded, {reason}": count for reason, count in excluded.items()}
-
-
-def _own_passages(
-    data_folder: Path,
-    queries: Mapping[str, str],
-    qrels: Qrels,
-    best: Iterable[tuple[Path, Mapping[str, str]]],
-) -> set[str]:
-    """Finds the queries that are passages which they have found; reads these passages alone."""
-    named = [
-        (source, {query: [query] for query, names in found.items() if query in names.split()})
-        for source, found in best
-    ]
-    if not any(ids for _, ids in named):
-        return set()
-    passages = read_named(data_folder, *named)
-    texts = {name: passage_text(passage) for name, passage in passages.items()}
-    return find_own_passages(queries, texts, qrels, str(data_folder))
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:

@@ -20,10 +20,9 @@ from cocondenser_jax.retriever.data.folder import (
     searched_passages,
     with_positives,
 )
-from cocondenser_jax.retriever.data.own_passages import (
+from cocondenser_jax.retriever.data.identical_ids import (
     drop_identical_ids,
-    is_same_text,
-    warn_of_own_results,
+    warn_of_identical_ids,
 )
 from cocondenser_jax.retriever.data.trec import first_passages, read_run, write_run
 from cocondenser_jax.retriever.search.models import Precision, load_cross_encoder, uses_bfloat16
@@ -109,6 +108,7 @@ def _read_names(candidates: Candidates) -> _Named:
                 " out"
             )
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
+    warn_of_identical_ids(first, qrels)
     require_known(first, queries, "queries", candidates.run)
     n_without = sum(not first.get(query) for query in queries)
     if candidates.split is not None and n_without:
@@ -139,9 +139,6 @@ def _read_pairs(
         sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
     named_passages = read_named(corpus, *sources)
     texts = {name: passage_text(passage) for name, passage in named_passages.items()}
-    both = texts.keys() & named.queries.keys()
-    own = {name for name in both if is_same_text(named.queries[name], texts[name])}
-    warn_of_own_results(named.first, own)
     passages = {
         query: list(dict.fromkeys([*named.first.get(query, []), *named.relevant.get(query, [])]))
         for query in named.first | named.relevant

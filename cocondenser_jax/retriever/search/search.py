@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +15,9 @@ from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import without_surrogates
-from cocondenser_jax.retriever.data.folder import Asked, passage_text
+from cocondenser_jax.retriever.data.folder import Asked
+from cocondenser_jax.retriever.data.identical_ids import watch_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.own_passages import is_same_text, watch_own_results
 from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
 from cocondenser_jax.retriever.search.bm25 import rank_by_bm25
 from cocondenser_jax.retriever.search.embeddings import passage_at
@@ -68,8 +67,7 @@ def retrieve(
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
     none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
     results = require_any(results, none_found)
-    find_own = partial(_own_passages, index, queries)
-    write_results(run_out, watch_own_results(results, find_own, qrels))
+    write_results(run_out, watch_identical_ids(results, qrels))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value
@@ -81,17 +79,6 @@ def count_passages(index: Index, names: Collection[str]) -> int:
     """Counts the ids that an index has passages of."""
     rows = _rows_of(index.passages["id"], [*names])
     return len(rows) - rows.count(None)
-
-
-def _own_passages(index: Index, queries: Mapping[str, str], names: Sequence[str]) -> set[str]:
-    """Finds the queries that are passages, among those of some ids."""
-    rows = _rows_of(index.passages["id"], names)
-    return {
-        query
-        for query, row in zip(names, rows, strict=True)
-        if row is not None
-        and is_same_text(queries[query], passage_text(passage_at(index.passages, row)))
-    }
 
 
 def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Run:

@@ -18,7 +18,6 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.retriever.data.own_passages import find_own_passages, with_own
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.models import uses_bfloat16
 from cocondenser_jax.retriever.train.trainer import DIVERGED
@@ -44,8 +43,8 @@ class DevEvaluator(BaseEvaluator):
     d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
     the best relevant passage, 0 beyond the cutoff; ties count against it. Without a run, the whole
     collection is ranked and the cutoff is 10; with one, the relevant passages and all that the run
-    has for the query (or, if it has none, for all others), and the cutoff is 100. A query that is
-    a passage is not ranked for itself (see `own_passages`).
+    has for the query (or, if it has none, for all others), and the cutoff is 100. A passage
+    with the query's id is ranked only if it is relevant (see `identical_ids`).
     """
 
     # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
@@ -74,10 +73,10 @@ class DevEvaluator(BaseEvaluator):
         # Kind → SHA-256 of the file that was read.
         self.checksums = {f"eval_{name}": file_sha256(file) for name, file in files.items()}
         relevant = with_positives(qrels)
-        own = find_own_passages(queries, passages, qrels, str(settings.folder))
         others: dict[str, list[str]] = {}
         if settings.run:
-            others = read_candidates(files["run"], with_own(qrels, own), passages, len(passages))
+            found = read_candidates(files["run"], qrels, passages, len(passages))
+            others = {query: [p for p in names if p != query] for query, names in found.items()}
             names = list(dict.fromkeys(chain(*relevant.values(), *others.values())))
         else:
             names = list(passages)
@@ -89,7 +88,7 @@ class DevEvaluator(BaseEvaluator):
             [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
         ]
         self._left_out_Q = [
-            self._relevant_Q[i] + ([rows[query]] if query in own and query in rows else [])
+            self._relevant_Q[i] + ([rows[query]] if query in rows else [])
             for i, query in enumerate(relevant)
         ]
         self._score = score

@@ -27,7 +27,6 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.retriever.data.own_passages import find_own_passages, with_own
 from cocondenser_jax.retriever.data.stored import (
     Names,
     StoredPassages,
@@ -58,8 +57,7 @@ class Judgments(NamedTuple):
 
     queries: dict[str, int]
     passages: dict[str, int]  # from 1; any other passage has number 0
-    # of bool, (queries, passages + 1); where queries are passages, each is relevant to itself
-    relevant: scipy.sparse.csr_array
+    relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
     teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
 
     def numbers(self, query: str, passages: Sequence[str]) -> list[int]:
@@ -216,20 +214,16 @@ def read_training(
         "the number of queries with a positive",
     )
     relevant = dict(judgments[i] for i in numbers)
-    own = find_own_passages(queries, passages, relevant, str(settings.folder))
-    not_negative = with_own(relevant, own)
     candidates: Mapping[str, Names] = {}
     if "negatives_run" in files:
-        candidates = _store_pool(
-            settings, checksums["negatives_run"], not_negative, passages, stored
-        )
+        candidates = _store_pool(settings, checksums["negatives_run"], relevant, passages, stored)
     teacher = None
     if teacher_run:
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
     return TrainingData(
         pairs=training_pairs(relevant),
-        judgments=to_judgments(not_negative, teacher),
+        judgments=to_judgments(relevant, teacher),
         queries=queries,
         passages=passages,
         candidates=candidates,
@@ -253,7 +247,7 @@ def _store_passages(
 def _store_pool(
     settings: DataSettings,
     checksum: str,
-    not_negative: Qrels,
+    relevant: Qrels,
     passages: StoredPassages,
     stored: Path,
 ) -> StoredPool:
@@ -261,13 +255,14 @@ def _store_pool(
 
     def rows() -> Iterator[tuple[str, np.ndarray]]:
         unknown: dict[str, None] = {}
-        for query, names in candidates_by_query(run, not_negative, settings.negatives_depth):
+        for query, found in candidates_by_query(run, relevant, settings.negatives_depth):
+            names = [name for name in found if name != query]  # where queries are passages
             rows_K = passages.rows(names)
             unknown |= {name: None for name, row in zip(names, rows_K, strict=True) if row < 0}
             yield query, rows_K[rows_K >= 0]
         require_known(unknown, (), "passages", run)
 
-    made_of = [passages.path.parent.name, checksum, settings.negatives_depth, not_negative]
+    made_of = [passages.path.parent.name, checksum, settings.negatives_depth, relevant]
     sha256 = _sha256(made_of)
     folder = made_once(stored / f"pool-{sha256}", lambda empty: write_pool(empty / _FILE, rows()))
     return StoredPool(folder / _FILE, passages)

@@ -29,9 +29,8 @@ def data(tmp_path):
     return folder
 
 
-def test_a_query_that_is_a_passage_does_not_find_itself(data, caplog, monkeypatch):
+def test_a_query_that_is_a_passage_does_not_find_itself(data, monkeypatch):
     """By weighted counts of words, scaled to length 1, nothing is as near as the text itself."""
-    caplog.set_level("INFO")
     weights = np.random.default_rng(2).random(len(WORDS))  # so that no two scores are equal
     texts = {}
 
@@ -49,7 +48,6 @@ def test_a_query_that_is_a_passage_does_not_find_itself(data, caplog, monkeypatc
     for depth in range(1, N_PASSAGES + 1):
         monkeypatch.setattr(probe, "_DEPTH", depth)
         found.append(search(encode)["recall_at_100"])
-    assert f"{data}: 1 of 3 queries are passages with the same id, which" in caplog.text
     relevant = {"p1", "p5", "p7", "p9"}
     names = {"q0", *(f"p{i}" for i in range(N_PASSAGES))}
     hashed = sorted(names, key=lambda p: (p not in relevant, hashlib.sha256(p.encode()).digest()))

@@ -238,9 +238,9 @@ def test_a_line_says_that_ids_are_identical(caplog):
     assert not caplog.records
 
 
-def test_numbers_that_agree_by_accident_are_kept(caplog):
+def test_ids_that_are_judged_to_find_themselves_are_kept(caplog):
     qrels = {"1": {"1": 1}, "2": {"2": 1, "3": 1}, "3": {"1": 0, "3": 0}}
-    run = {"1": {"1": 2.0}, "2": {"2": 2.0}, "3": {"1": 2.0}}
+    run = {"1": {"1": 2.0}, "2": {"2": 2.0}, "3": {"1": 2.0}, "4": {"4": 1.0}}
     assert evaluate_run(qrels, run, ["Success@1"])["mean"]["Success@1"] == pytest.approx(2 / 3)
     assert not caplog.records
     with pytest.raises(UserError, match=r"2 queries have a relevant passage .* \(1, 2\)"):

@@ -112,13 +112,13 @@ def test_a_folder_of_markdown_is_read_with_its_readme(tmp_path):
     ]
 
 
-def test_a_readme_describes_other_files_and_is_no_document(tmp_path):
+def test_a_readme_beside_documents_of_another_kind_is_not_read_by_a_pattern(tmp_path):
     (tmp_path / "README.md").write_text("# Data\nWhere it is from.\n")
-    assert len(list(read_documents(str(tmp_path / "README.md")))) == 1
-    with pytest.raises(UserError, match=r"holds no \.txt, \.md, "):
-        list(read_documents(str(tmp_path)))
+    assert len(list(read_documents(str(tmp_path)))) == 1
     write_records(tmp_path / "a.jsonl", [{"text": "A."}])
-    assert list(read_documents(str(tmp_path))) == [Document("1", "A.")]
+    with pytest.raises(UserError, match=r"documents of 2 kinds \(README\.md, a\.jsonl\)"):
+        list(read_documents(str(tmp_path)))
+    assert list(read_documents(f"{tmp_path}/*.jsonl")) == [Document("1", "A.")]
 
 
 def test_a_giant_text_is_refused(tmp_path, monkeypatch):

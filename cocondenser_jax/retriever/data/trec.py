@@ -41,7 +41,7 @@ def read_qrels(path: Path) -> Qrels:
     """Reads judgments of BEIR, MS MARCO or TREC.
 
     BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, below a header; those of TREC and MS MARCO
-    `query 0 passage grade`, separated by spaces or tabs. A header says which column is which. Three
+    `query 0 passage grade`, separated by spaces or tabs. A header names the columns. Three
     columns without one may be a run of MS MARCO, with ranks, and are refused. A query must not have
     a passage twice with different grades. Ids are such as a run can hold. A grade below 0 is what
     trec_eval takes it for, such as -1, in the pool and not judged.

@@ -109,23 +109,23 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
     [
         (
             "pretrain --config=configs/small.py --workdir=run --config.data.store=store",
-            "devices.prepare_libtpu",
+            "pretrain.devices.prepare_libtpu",
             "pretrain.loop.train",
         ),
         (
             "plan --config=configs/small.py --topology=v3-8",
-            "machines.prepare_to_plan",
-            "pretrain.plan.plan",
+            "plan.machines.prepare_to_plan",
+            "plan.plan.plan",
         ),
         (
             "quickstart --workdir=run",
-            "devices.prepare_libtpu",
-            "quickstart.quickstart.quickstart",
+            "pretrain.devices.prepare_libtpu",
+            "pipelines.quickstart.quickstart",
         ),
         (
             "adapt --workdir=run --corpus=a.txt --model=model",
-            "devices.prepare_libtpu",
-            "quickstart.adapt.adapt",
+            "pretrain.devices.prepare_libtpu",
+            "pipelines.adapt.adapt",
         ),
     ],
 )
@@ -137,7 +137,7 @@ def test_libtpu_is_prepared_before_it_compiles_a_step(monkeypatch, command, prep
         raise UserError("far enough")
 
     package = "cocondenser_jax"
-    monkeypatch.setattr(f"{package}.pretrain.{prepare}", lambda: happened.append("prepares"))
+    monkeypatch.setattr(f"{package}.{prepare}", lambda: happened.append("prepares"))
     monkeypatch.setattr(f"{package}.{begin}", begins)
     assert main(command.split()) == 2
     assert happened == ["prepares", "begins"]

@@ -90,7 +90,8 @@ def write_folder(files: Sequence[Path], passages: Path, out: Path) -> None:
         if not judged:
             return
         (folder / "qrels").mkdir()
-        write_text(folder / "qrels" / "train.tsv", "".join(judged))
+        header = "query-id\tcorpus-id\tscore\n"
+        write_text(folder / "qrels" / "train.tsv", "".join([header, *judged]))
         run = {
             name: {passage: float(-rank) for rank, passage in enumerate(question.negatives)}
             for name, question in by_id.items()

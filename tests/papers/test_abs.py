@@ -178,7 +178,7 @@ def marco(tmp_path):
     (folder / "corpus.tsv").write_text(
         "".join(f"p{i}\ttitle {i}\tthe text {i}\n" for i in range(30))
     )
-    for split, queries in (("train", ["t"]), ("dev.small", [f"q{i}" for i in range(6)])):
+    for split, queries in (("train", ["t0"]), ("dev.small", [f"q{i}" for i in range(6)])):
         texts = (f"{query}\twhat is {query}\n" for query in queries)
         (folder / f"queries.{split}.tsv").write_text("".join(texts))
         judged = (f"{q}\t0\tp{i}\t1\n{q}\t0\tp{i + 10}\t1\n" for i, q in enumerate(queries))

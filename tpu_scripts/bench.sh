@@ -31,7 +31,7 @@ if [[ $state != running ]]; then
 fi
 [[ $DRY_RUN ]] || wait_for "$job"
 # A name of its own until it is whole.
-tpu tpu-vm scp "$TPU_NAME:$VM_FOLDER/benchmarks/results/tpu.json" "$out.partial" --worker=0 ||
+copy_from_vm "$VM_FOLDER/benchmarks/results/tpu.json" "$out.partial" ||
   fail "nothing was fetched; $job ended with status $state"
 run mv "$out.partial" "$out"
 [[ $DRY_RUN || $state == 0 ]] || fail "$job failed ($state); $out holds what was measured"

@@ -7,7 +7,8 @@
 #
 # What follows the name goes to `cocondenser corpus` on worker 0. A source or tokenizer that is a
 # file or folder here, or in a bucket, is copied to the VM first; others (hf:, tfds:, names on the
-# hub) are fetched by the VM. It runs in tmux there: after a lost connection, see status.sh.
+# hub) are fetched by the VM. What was copied is deleted there once the store is complete. It runs in
+# tmux: after a lost connection, see status.sh.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -15,7 +16,6 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 take_flags "$@"
 need_name "the store's name"
-[[ -z $BUCKET ]] || need_bucket
 store=${ARGUMENTS[0]}
 job=corpus-$store
 
@@ -29,7 +29,7 @@ put_on_vm() {
       fail "$from was not copied to $TPU_NAME"
   elif [[ -e $from ]]; then
     on_vm 0 mkdir -p "$VM_FOLDER/$folder" >&2 || fail "no answer from $TPU_NAME"
-    tpu tpu-vm scp "$from" "$TPU_NAME:$VM_FOLDER/$folder/" --recurse --worker=0 >&2 ||
+    copy_to_vm 0 "$from" "$VM_FOLDER/$folder/" >&2 ||
       fail "$from was not copied to $TPU_NAME"
   else
     printf '%s' "$from" && return
@@ -43,6 +43,30 @@ if [[ ! $DRY_RUN ]]; then
   [[ $state != running ]] || fail "$job is already running: see status.sh"
   [[ $state != [A-Z]* ]] || fail "$TPU_NAME is $state: see create.sh"
 fi
+
+# size_of VALUE: prints how many KiB a file or folder has, here or in a bucket; 0 for others.
+size_of() {
+  if [[ $1 == gs://* ]]; then
+    run gcloud storage du --summarize "$1" | awk '{ print int($1 / 1024) }'
+  elif [[ -e $1 ]]; then
+    du -sk "$1" | awk '{ print $1 }'
+  else
+    echo 0
+  fi
+}
+
+# The upload and its store, with a margin: 1.3 bytes a byte of text, 3 if it is compressed.
+kib=0
+for argument in "${ARGUMENTS[@]:1}"; do
+  [[ $argument == --source=* ]] || continue
+  source_kib=$(size_of "${argument#*=}") || fail "no answer about ${argument#*=}"
+  case $argument in
+    *.gz | *.xz | *.zst | *.bz2) kib=$((kib + 4 * ${source_kib:-0})) ;;
+    *) kib=$((kib + 2 * ${source_kib:-0})) ;;
+  esac
+done
+[[ $kib -eq 0 ]] || on_vm 0 bash "$VM_FOLDER/tpu_scripts/on_vm/room.sh" "$kib" "$store's text and store" ||
+  fail "$store was not copied to $TPU_NAME"
 
 words=()
 for argument in "${ARGUMENTS[@]:1}"; do

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Creates the TPU VM and waits until it is ready.
 #
-#   BUCKET=gs://... create.sh                    on demand
+#   create.sh                                    a v3-8, on demand
+#   TPU=v4-32 create.sh                          another row of the table in env.sh
 #   PROVISIONING=spot create.sh                  cheaper, but may be preempted at any time
 #   PROVISIONING=queued create.sh                waits in the queue for machines
 #   PROVISIONING=queued-spot create.sh           both
 #
 # Called again it waits on, or does nothing. A VM that was preempted is deleted and created again.
+# Status 2: it would fail again (settings, quota); 1: it may be there later.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -14,20 +16,23 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 take_no_arguments "$@"
 
-size=("--accelerator-type=$ACCELERATOR_TYPE")
-case $PROVISIONING in
-  on-demand | queued) ;;
-  spot | queued-spot) size+=(--spot) ;;
-  *) fail "PROVISIONING is '$PROVISIONING': expected on-demand, spot, queued or queued-spot" ;;
-esac
-
+# Creates it. Status 2 if another attempt would fail, too.
 create() {
-  if is_queued; then
-    tpu queued-resources create "$TPU_NAME" --node-id="$TPU_NAME" "${size[@]}" \
-      --runtime-version="$RUNTIME_VERSION"
-  else
-    tpu tpu-vm create "$TPU_NAME" "${size[@]}" --version="$RUNTIME_VERSION"
-  fi
+  local error status=0 zone
+  zone=$(elsewhere) || fail "no answer from gcloud"
+  [[ ! $zone ]] || fail "$TPU_NAME is in $zone already: use it there (ZONE=$zone), or delete it first"
+  [[ " $ZONES " == *" $ZONE "* ]] || say "Google's list has $TPU in $ZONES, not in $ZONE"
+  { error=$(create_vm 2>&1 >&4 | tee /dev/stderr) || status=$?; } 4>&1
+  case $error in
+    *"Quota '"*exceeded* | *"Quota limit '"*exceeded*)
+      fail "the project's quota in $ZONE is less than $TPU ($PROVISIONING): ask for more at" \
+        "https://console.cloud.google.com/iam-admin/quotas, or try another ZONE: $ZONES"
+      ;;
+    *INVALID_ARGUMENT* | *PERMISSION_DENIED* | *"Invalid value for field"*)
+      [[ $status -eq 0 ]] || fail "$TPU_NAME cannot be created: gcloud says why"
+      ;;
+  esac
+  [[ $status -eq 0 ]] || exit "$status"
 }
 
 # The state of the VM, or of the request for it while there is no VM yet.
@@ -48,7 +53,7 @@ case $state in
     create
     ;;
   GONE) create ;;
-  STOPPED) tpu tpu-vm start "$TPU_NAME" ;;
+  STOPPED) start_vm ;;
 esac
 [[ ! $DRY_RUN ]] || exit 0
 
@@ -56,9 +61,14 @@ while true; do
   state=$(patiently look)
   case $state in
     READY) break ;;
-    GONE | PREEMPTED | TERMINATED | SUSPENDED | FAILED | STOPPED) fail "$TPU_NAME is $state" ;;
+    GONE | PREEMPTED | TERMINATED | SUSPENDED | FAILED | STOPPED)
+      say "$TPU_NAME is $state"
+      exit 1
+      ;;
   esac
   say "$TPU_NAME is $state"
   sleep "$POLL_SECONDS"
 done
+# Compute Engine calls a VM running before its ssh answers.
+[[ $GCLOUD_API != compute ]] || patiently on_vm all true
 say "$TPU_NAME is ready"

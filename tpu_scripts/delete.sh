@@ -11,8 +11,19 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 take_no_arguments "$@"
 
-if is_queued; then
-  tpu queued-resources delete "$TPU_NAME" --force
+if [[ $DRY_RUN ]]; then
+  if is_queued; then delete_request; else delete_vm; fi
+  exit
+fi
+# Both are looked for: PROVISIONING may be another than when it was created.
+request=$(patiently request_state)
+vm=$(patiently vm_state)
+if [[ $request != GONE ]]; then
+  delete_request
+elif [[ $vm != GONE ]]; then
+  delete_vm
 else
-  tpu tpu-vm delete "$TPU_NAME"
+  zone=$(patiently elsewhere)
+  [[ ! $zone ]] || fail "$TPU_NAME is in $zone, not in $ZONE: ZONE=$zone delete.sh"
+  fail "no VM and no request is called $TPU_NAME in $ZONE"
 fi

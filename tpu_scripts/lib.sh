@@ -1,15 +1,69 @@
 # shellcheck shell=bash
-# What the scripts share: flags, --dry-run, and gcloud with its usual arguments.
+# What the scripts share: settings, flags, --dry-run, and commands on the VM.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+given=$(export -p)
+# shellcheck disable=SC1091 # each user has their own, if any
+[[ ! -e $here/env.local.sh ]] || . "$here/env.local.sh"
+eval "$given" # the environment is stronger
 # shellcheck source=tpu_scripts/env.sh
 . "$here/env.sh"
+# shellcheck source=tpu_scripts/gcloud.sh
+. "$here/gcloud.sh"
 export DRY_RUN=${DRY_RUN:-}
 exec 3>&1 # where commands are shown, also from within $(...)
 
 fail() {
   printf '%s: %s\n' "${0##*/}" "$*" >&2
   exit 2
+}
+
+# find_machine: sets what is not given of the machine from its row in env.sh, and ZONES. Without a row
+# all of it must be given.
+find_machine() {
+  local name type runtime machine devices hosts zones names='' all=1 setting
+  ZONES=$ZONE
+  while read -r name type runtime machine devices hosts zones; do
+    [[ $name ]] || continue
+    names+=", $name"
+    [[ $TPU == "$name" || $TPU == "$type" ]] || continue
+    ACCELERATOR_TYPE=${ACCELERATOR_TYPE:-$type}
+    RUNTIME_VERSION=${RUNTIME_VERSION:-$runtime}
+    MACHINE_TYPE=${MACHINE_TYPE:-$machine}
+    DEVICES=${DEVICES:-$devices} HOSTS=${HOSTS:-$hosts}
+    ZONE=${ZONE:-${zones%% *}} ZONES=$zones
+  done <<<"$MACHINES"
+  for setting in DEVICES HOSTS ZONE; do
+    [[ ${!setting} ]] || all=''
+  done
+  [[ $MACHINE_TYPE || ($ACCELERATOR_TYPE && $RUNTIME_VERSION) ]] || all=''
+  [[ $all ]] || fail "TPU is '$TPU': expected one of ${names#, }; for another give ACCELERATOR_TYPE," \
+    "RUNTIME_VERSION, DEVICES, HOSTS and ZONE"
+}
+
+# Ends with one line if settings are not what the scripts can use, or do not go together.
+check_settings() {
+  find_machine
+  read -ra CREATE_WORDS <<<"$CREATE_FLAGS"
+  read -ra SSH_WORDS <<<"$SSH_FLAGS"
+  [[ $DEVICES$HOSTS =~ ^[0-9]+$ ]] || fail "DEVICES is '$DEVICES', HOSTS '$HOSTS': expected numbers"
+  case $PROVISIONING in
+    on-demand | spot | queued | queued-spot) ;;
+    *) fail "PROVISIONING is '$PROVISIONING': expected on-demand, spot, queued or queued-spot" ;;
+  esac
+  case $GCLOUD_API in
+    tpu) ;;
+    compute)
+      [[ $MACHINE_TYPE != - ]] ||
+        fail "Compute Engine has no $TPU: expected GCLOUD_API=tpu, or TPU=v5e-8, v5p-8 or v6e-8"
+      [[ $HOSTS -eq 1 ]] || fail "HOSTS is $HOSTS: expected GCLOUD_API=tpu for more than one host"
+      [[ $PROVISIONING != queued-spot ]] ||
+        fail "Compute Engine has no queue for spot VMs: expected PROVISIONING=queued or spot"
+      ;;
+    *) fail "GCLOUD_API is '$GCLOUD_API': expected tpu or compute" ;;
+  esac
+  [[ -z $BUCKET || $BUCKET == gs://?* ]] || fail "BUCKET is '$BUCKET': expected gs://NAME, see env.sh"
+  BUCKET=${BUCKET%/}
 }
 
 # need_name WHAT: the first of ARGUMENTS must be a name.
@@ -30,6 +84,7 @@ take_flags() {
       *) ARGUMENTS+=("$argument") ;;
     esac
   done
+  check_settings
 }
 
 take_no_arguments() {
@@ -37,10 +92,7 @@ take_no_arguments() {
   [[ ${#ARGUMENTS[@]} -eq 0 ]] || fail "unknown argument ${ARGUMENTS[0]} (see --help)"
 }
 
-need_bucket() {
-  [[ $BUCKET == gs://* ]] || fail "BUCKET is '$BUCKET': expected gs://NAME, see env.sh"
-  BUCKET=${BUCKET%/}
-}
+need_bucket() { [[ $BUCKET ]] || fail "BUCKET is '': expected gs://NAME, see env.sh"; }
 
 show() {
   printf '%q ' "$@" >&3
@@ -50,46 +102,14 @@ show() {
 # Runs a command, or with --dry-run shows it.
 run() { if [[ $DRY_RUN ]]; then show "$@"; else "$@"; fi; }
 
-# Runs `gcloud compute tpus ...` on this project and zone, without questions.
-tpu() {
-  run gcloud compute tpus "$@" --zone="$ZONE" ${PROJECT:+"--project=$PROJECT"} --quiet
-}
-
 # on_vm WORKERS COMMAND...: runs a command on worker 0, or on all. ssh joins the words with spaces
 # and a shell there splits them again, so they are quoted once more.
 on_vm() {
   local workers=$1 command
   shift
   printf -v command '%q ' "$@"
-  # A connection to a VM that was preempted ends after two minutes of silence.
-  tpu tpu-vm ssh "$TPU_NAME" --worker="$workers" --command="$command" \
-    --ssh-flag=-oServerAliveInterval=30 --ssh-flag=-oServerAliveCountMax=4
+  ssh_vm "$workers" "$command"
 }
-
-# state_of KIND FORMAT: prints the state of the VM or of the request for it, GONE if there is none;
-# fails if gcloud does not answer. With --dry-run it is always GONE.
-state_of() {
-  local error status=0
-  local words=(compute tpus "$1" describe "$TPU_NAME" "--format=$2" --zone="$ZONE")
-  words+=(${PROJECT:+"--project=$PROJECT"})
-  if [[ $DRY_RUN ]]; then
-    show gcloud "${words[@]}"
-    echo GONE
-  else
-    # Only what it prints to stderr is caught: a notice there is not the state.
-    { error=$(gcloud "${words[@]}" 2>&1 >&4) || status=1; } 4>&1
-    if [[ $status -eq 1 && $error == *NOT_FOUND* ]]; then
-      echo GONE
-    elif [[ $status -eq 1 ]]; then
-      printf '%s\n' "$error" >&2
-      return 1
-    fi
-  fi
-}
-
-vm_state() { state_of tpu-vm 'value(state)'; }
-
-request_state() { state_of queued-resources 'value(state.state)'; }
 
 # patiently COMMAND...: prints what it prints, once it succeeds; fails after MAX_OUTAGES attempts.
 patiently() {
@@ -103,14 +123,15 @@ patiently() {
   printf '%s\n' "$answer"
 }
 
-is_queued() { [[ $PROVISIONING == queued* ]]; }
-
 # The folder of this project on the VM: stores/, runs/ and jobs/ lie in it too.
 VM_FOLDER=cocondenser_jax
-# What of the project a VM needs.
-# shellcheck disable=SC2034 # it is used in other files
 PROJECT_FILES=(cocondenser_jax configs benchmarks checks tpu_scripts Makefile setup.py
   constraints.txt README.md LICENSE)
+
+# pack FILE: writes what of the project a VM needs; of the settings none, for there may be secrets.
+pack() {
+  run tar -czf "$1" --exclude=__pycache__ --exclude=env.local.sh -C "$here/.." "${PROJECT_FILES[@]}"
+}
 
 # job WORKERS ACTION NAME ...: see on_vm/job.sh.
 job() {

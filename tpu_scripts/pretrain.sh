@@ -8,9 +8,10 @@
 # What follows the run's name goes to `cocondenser pretrain`. The run lies in runs/NAME on the VM,
 # every checkpoint also in BUCKET/runs/NAME. A VM that is absent or was preempted is created and
 # set up; a run that stopped resumes from its last checkpoint; stores/... and runs/... that the
-# arguments name are fetched from the bucket. It fails on wrong settings, after MAX_FAILURES
-# failures on a running VM, and after MAX_OUTAGES questions without an answer or attempts to create
-# the VM. It may be stopped and called again: the run continues meanwhile.
+# arguments name are fetched from the bucket. It fails on wrong settings, a bucket that the VM may
+# not write to, and a quota that is too small; after MAX_FAILURES failures on a running VM, and after
+# MAX_OUTAGES questions without an answer or attempts to create the VM. It may be stopped and called
+# again: the run continues meanwhile.
 # --dry-run shows the commands and runs none. All settings: env.sh.
 
 set -euo pipefail
@@ -75,18 +76,27 @@ if [[ $DRY_RUN ]]; then
   exit
 fi
 
-failures=0 not_created=0
+failures=0 not_created=0 before=1
 while true; do
   found=$(patiently look)
   say "$run: $found"
+  # What ended before this call may succeed now: with another role, disk or argument.
+  [[ ! $before || ($found != refused && $found != failed) ]] || found=stopped
+  before=''
   case $found in
     gone)
-      "$here/create.sh" && not_created=0 && continue
+      ended=0
+      "$here/create.sh" || ended=$?
+      [[ $ended -ne 0 ]] || { not_created=0 && continue; }
+      [[ $ended -ne 2 ]] || fail "$TPU_NAME was not created, and would not be at another attempt"
       not_created=$((not_created + 1))
       [[ $not_created -lt $MAX_OUTAGES ]] || fail "$TPU_NAME was not created, $not_created times"
       ;;
     bare)
-      "$here/setup.sh" && continue
+      ended=0
+      "$here/setup.sh" || ended=$?
+      [[ $ended -ne 0 ]] || continue
+      [[ $ended -ne 2 ]] || fail "$TPU_NAME cannot train: see the line above"
       count_failure
       ;;
     absent | stopped)
@@ -97,7 +107,7 @@ while true; do
     "done") exit ;;
     refused | failed)
       job all log "$name" 20 || true
-      [[ $found == failed ]] || fail "the run was refused"
+      [[ $found == failed ]] || fail "the run was refused: its log, above, says why"
       count_failure
       start || true
       ;;

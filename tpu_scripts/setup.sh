@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs this copy of the project on all workers of the TPU VM, with Python and libtpu, and counts
-# the devices that JAX sees.
+# Installs this copy of the project on all workers of the TPU VM, with Python and libtpu, gives their
+# jobs WANDB_API_KEY and HF_TOKEN, and sees whether they can write to BUCKET and how many devices JAX
+# has.
 #
 #   setup.sh
 #
@@ -12,10 +13,19 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 take_no_arguments "$@"
 
-archive=$(mktemp -d)/$VM_FOLDER.tar.gz
-trap 'rm -r "${archive%/*}"' EXIT
-run tar -czf "$archive" --exclude=__pycache__ -C "$here/.." "${PROJECT_FILES[@]}"
-tpu tpu-vm scp "$archive" "$TPU_NAME:" --worker=all
+folder=$(mktemp -d)
+trap 'rm -r "$folder"' EXIT
+pack "$folder/project.tar.gz"
+# By a builtin, into a file of this user's: no list of processes and no log shows them.
+(
+  umask 077
+  for name in WANDB_API_KEY HF_TOKEN; do
+    [[ ! ${!name} ]] || printf 'export %s=%q\n' "$name" "${!name}"
+  done >"$folder/secrets.sh"
+)
+copy_to_vm all "$folder/project.tar.gz" "$folder/secrets.sh" ""
 on_vm all mkdir -p "$VM_FOLDER"
-on_vm all tar -xzf "$VM_FOLDER.tar.gz" -C "$VM_FOLDER"
-on_vm all bash "$VM_FOLDER/tpu_scripts/on_vm/setup.sh" "$PYTHON_VERSION" "$DEVICES" "$HOSTS"
+on_vm all mv secrets.sh "$VM_FOLDER/secrets.sh"
+on_vm all tar -xzf project.tar.gz -C "$VM_FOLDER"
+on_vm all bash "$VM_FOLDER/tpu_scripts/on_vm/setup.sh" "$PYTHON_VERSION" "$DEVICES" "$HOSTS" \
+  "$BUCKET" "$EXTRAS"

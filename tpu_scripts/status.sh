@@ -12,9 +12,11 @@ take_no_arguments "$@"
 
 state=$(vm_state) || fail "no answer from gcloud"
 echo "VM $TPU_NAME: $state"
-if is_queued; then
-  request=$(request_state) || fail "no answer from gcloud"
-  echo "request $TPU_NAME: $request"
+request=$(request_state) || fail "no answer from gcloud"
+[[ $request == GONE ]] || echo "request $TPU_NAME: $request"
+if [[ $state == GONE && $request == GONE ]]; then
+  zone=$(elsewhere) || fail "no answer from gcloud"
+  [[ ! $zone ]] || say "$TPU_NAME is in $zone, not in $ZONE: ZONE=$zone status.sh"
 fi
 if [[ $state == READY || $DRY_RUN ]]; then
   # shellcheck disable=SC2016 # it is expanded there
@@ -25,7 +27,6 @@ if [[ $state == READY || $DRY_RUN ]]; then
     fi' list "$VM_FOLDER" || say "no answer from $TPU_NAME"
 fi
 if [[ $BUCKET ]]; then
-  need_bucket
   status=0
   { error=$(run gcloud storage ls --long --recursive "$BUCKET/runs/" 2>&1 >&4) || status=1; } 4>&1
   if [[ $status -eq 1 && $error == *"matched no objects"* ]]; then

@@ -3,7 +3,7 @@
 #
 #   pip install xpk
 #   xpk cluster create --cluster=my-cluster --tpu-type=v5litepod-8 --spot
-#   CLUSTER=my-cluster TPU_TYPE=v5litepod-8 HOSTS=2 xpk.sh condenser \
+#   CLUSTER=my-cluster TPU=v5e-8 HOSTS=2 xpk.sh condenser \
 #     --config=configs/condenser.py --config.data.store=stores/wiki
 #
 # What follows the run's name goes to `cocondenser pretrain`, as in pretrain.sh. xpk puts a copy of
@@ -17,7 +17,7 @@ set -euo pipefail
 take_flags "$@"
 need_name "the run's name"
 need_bucket
-[[ ${CLUSTER:-} && ${TPU_TYPE:-} ]] || fail "expected CLUSTER and TPU_TYPE (see --help)"
+[[ ${CLUSTER:-} ]] || fail "expected CLUSTER (see --help)"
 run=${ARGUMENTS[0]}
 
 # xpk runs one line of bash on each host, as root. setup.sh installs tmux with sudo, unless it is
@@ -27,8 +27,9 @@ printf -v train '%q ' bash tpu_scripts/on_vm/launched.sh \
 command="apt-get update && apt-get install --yes tmux && $train"
 
 copy=$(mktemp -d)
-trap 'rm -r "$copy"' EXIT
-tar -cf - --exclude=__pycache__ -C "$here/.." "${PROJECT_FILES[@]}" | tar -xf - -C "$copy"
-run xpk workload create --cluster="$CLUSTER" --workload="$run" --tpu-type="$TPU_TYPE" \
+trap 'rm -rf "$copy" "$copy.tar.gz"' EXIT
+DRY_RUN='' pack "$copy.tar.gz"
+tar -xzf "$copy.tar.gz" -C "$copy"
+run xpk workload create --cluster="$CLUSTER" --workload="$run" --tpu-type="$ACCELERATOR_TYPE" \
   --zone="$ZONE" ${PROJECT:+"--project=$PROJECT"} --max-restarts="$MAX_FAILURES" \
   --base-docker-image=google/cloud-sdk:slim --script-dir="$copy" --command="$command"

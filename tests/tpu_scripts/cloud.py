@@ -44,6 +44,7 @@ class Cloud:
     """The cloud of one test, and a folder to work in."""
 
     def __init__(self, folder, workers=1):
+        self.scripts = SCRIPTS
         self.folder, self.bin, self.home = folder / "cloud", folder / "bin", folder / "at home"
         for each in (self.folder / "vms", self.folder / "buckets" / "b", self.bin, self.home):
             each.mkdir(parents=True)
@@ -69,7 +70,7 @@ class Cloud:
     def run(self, script, *arguments, status=0, settings=None):
         """Runs a script in the working folder; returns all that it printed."""
         done = subprocess.run(
-            [str(SCRIPTS / f"{script}.sh"), *arguments],
+            [str(self.scripts / f"{script}.sh"), *arguments],
             cwd=self.home,
             env=self.environment | (settings or {}),
             stdout=subprocess.PIPE,
@@ -86,6 +87,10 @@ class Cloud:
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)
         return [json.loads(line) for line in lines]
+
+
+# Trains until it is stopped.
+ENDLESS = "trap 'exit 143' TERM; while true; do sleep 0.1; done"
 
 
 def save_stores(cloud, *names):
@@ -115,7 +120,7 @@ test $step -eq 10 || exit 143
 """
 
 
-def set_up(cloud, command):
+def set_up(cloud, command, settings=None):
     """Creates a VM where `cocondenser` is a shell command; returns the homes of its workers.
 
     Every VM after it is made the same by setup.sh. Its Python counts no devices.
@@ -127,7 +132,7 @@ def set_up(cloud, command):
         (cloud.bin / f"{name}-there").write_text(f"#!/bin/sh\n{text}\n")
         install.append(f'install "{cloud.bin}/{name}-there" .venv/bin/{name}')
     (cloud.bin / "uv").write_text("\n".join(["#!/bin/sh", *install]) + "\n")
-    cloud.run("create")
+    cloud.run("create", settings=settings)
     homes = sorted((cloud.folder / "vms" / "cocondenser").glob("worker-*"))
     for home in homes:
         folder = home / "cocondenser_jax"

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from cocondenser_jax.files.runs import write_checksums
-from tests.tpu_scripts.cloud import PROGRAM, Cloud, save_stores, set_up
+from tests.tpu_scripts.cloud import ENDLESS, PROGRAM, Cloud, save_stores, set_up
 from tests.waiting import wait_for
 
 FIRST = ["first", "--config=x"]
@@ -285,3 +285,130 @@ def test_a_resumed_run_ends_on_all_workers(tmp_path):
     save_run(cloud, 9)
     printed = cloud.run("pretrain", *FIRST, settings={"HOSTS": "2"})
     assert printed.endswith("first: done\n")
+
+
+ROLE = "--member=serviceAccount:123-compute@developer.gserviceaccount.com"
+MAY_NOT_WRITE = f"gs://b {ROLE} --role=roles/storage.objectUser"
+
+
+def test_a_vm_that_may_not_write_does_not_train(cloud):
+    """Its account may read: all that it computes would be lost."""
+    (home,) = set_up(cloud, "touch trained")
+    denied = faults(f"denied {ALWAYS} storage cp *writable-*")
+    for script, arguments in {"setup": [], "corpus": ["wiki", "--source=hf:x"]}.items():
+        printed = cloud.run(script, *arguments, status=2, settings=denied)
+        assert MAY_NOT_WRITE in printed
+        (home / "cocondenser_jax" / ".venv" / "ready").touch()
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=denied)
+    assert f"{MAY_NOT_WRITE}\npretrain.sh: the run was refused" in printed
+    assert not (home / "cocondenser_jax" / "trained").exists()
+    assert MAY_NOT_WRITE in cloud.run("status")
+
+
+def test_a_new_vm_that_may_not_write_is_not_set_up_again_and_again(cloud):
+    set_up(cloud, "touch trained")
+    (cloud.folder / "vms" / "cocondenser" / "state").write_text("PREEMPTED")
+    denied = faults(f"denied {ALWAYS} storage rm *writable-*")  # it may create, but not delete
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=denied)
+    assert printed.count(MAY_NOT_WRITE) == 1
+    assert printed.endswith("pretrain.sh: cocondenser cannot train: see the line above\n")
+
+
+def test_a_run_that_cannot_save_any_more_is_stopped(cloud):
+    """The role was taken away since it began."""
+    (home,) = set_up(cloud, f"touch trained; {ENDLESS}")
+    lost = faults(
+        f"denied {ALWAYS} storage cp jobs/*", "denied 2 99 storage cp *writable-*", MAX_FAILURES="9"
+    )
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=lost)
+    assert "saving failed five times in a row: stopping the run" in printed
+    assert "first: failed" not in printed  # it is known at once why
+    assert f"{MAY_NOT_WRITE}\npretrain.sh: the run was refused" in printed
+    assert (home / "cocondenser_jax" / "trained").exists()
+    assert MAY_NOT_WRITE in cloud.run("status")
+
+
+def test_a_bucket_that_does_not_answer_for_long_is_not_a_missing_role(cloud):
+    set_up(cloud, f"test -e began || {{ touch began; {ENDLESS}; }}; {PROGRAM}")
+    outage = faults("outage 1 6 storage cp jobs/*")
+    printed = cloud.run("pretrain", *FIRST, settings=outage)
+    assert "stopping the run" in printed
+    assert "may not write" not in printed
+    assert printed.endswith("first: done\n")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_vm_that_is_preempted_while_it_saves_costs_one_checkpoint(cloud, n):
+    """The object is whole or absent: of the first checkpoint, and of the last."""
+    set_up(cloud, PROGRAM)
+    lost = faults(f"preempt {n} {n} storage cp jobs/*/saved.tar *")
+    printed = cloud.run("pretrain", *FIRST, settings=lost)
+    assert printed.endswith("first: done\n")
+    assert "gone" in printed
+    bucket = cloud.folder / "buckets" / "b" / "runs" / "first"
+    assert {path.name for path in bucket.glob("*.tar*")} <= {"9.tar", "10.tar"}
+    with tarfile.open(bucket / "10.tar") as archive:
+        assert "./checkpoints/10/params.safetensors" in archive.getnames()
+
+
+def test_a_quota_is_not_waited_for(cloud):
+    settings = faults(f"quota {ALWAYS} tpu-vm create *")
+    printed = cloud.run("create", status=2, settings=settings)
+    assert printed.splitlines()[-1].startswith(
+        "create.sh: the project's quota in europe-west4-a is less than v3-8 (on-demand)"
+    )
+    cloud.calls()
+    printed = cloud.run("pretrain", *FIRST, status=2, settings=settings)
+    assert printed.endswith("cocondenser was not created, and would not be at another attempt\n")
+    assert created(cloud) == 1
+
+
+def test_a_zone_without_machines_is_waited_for(cloud):
+    cloud.run("create", status=1, settings=faults("stockout 1 1 tpu-vm create *"))
+    set_up(cloud, PROGRAM)
+    (cloud.folder / "vms" / "cocondenser" / "state").write_text("PREEMPTED")
+    printed = cloud.run("pretrain", *FIRST, settings=faults("stockout 2 3 tpu-vm create *"))
+    assert printed.count("There is no more capacity in the zone") == 2
+    assert printed.endswith("first: done\n")
+
+
+def give_disk(cloud, gb):
+    """Gives every VM a disk with so much room."""
+    line = f"/dev/sda1 99999999 9 {int(gb * 1e6)} 9% /"
+    (cloud.bin / "df").write_text(f"#!/bin/sh\necho Filesystem\necho '{line}'\n")
+    (cloud.bin / "df").chmod(0o755)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_it_is_full(cloud):
+    (home,) = set_up(cloud, "test $1 != pretrain || { touch trained; exit 1; }")
+    folder = home / "cocondenser_jax"
+    (cloud.home / "my text.gz").write_bytes(b"x" * 3_000_000)
+    save_stores(cloud, "wiki")
+    give_disk(cloud, 0.011)
+    printed = cloud.run("corpus", "wiki", "--source=my text.gz", status=2)
+    assert "wiki's text and store need 1 GB of the disk, 0 are free: see " in printed
+    assert not (folder / "uploads").exists()
+    give_disk(cloud, 7.4)
+    arguments = [*FIRST, "--config.data.store=stores/wiki"]
+    printed = cloud.run("pretrain", *arguments, status=2)
+    assert "the stores and the run need 8 GB of the disk, 7 are free: see " in printed
+    assert not (folder / "trained").exists()
+    give_disk(cloud, 7.6)
+    printed = cloud.run("pretrain", *arguments, status=2, settings={"MAX_FAILURES": "1"})
+    assert printed.endswith("pretrain.sh: the run failed 1 times\n")
+    assert (folder / "trained").exists()
+
+
+def test_an_upload_goes_when_its_store_is_complete(cloud):
+    (home,) = set_up(cloud, "test $1 != corpus || ls uploads/*/source >seen; test -e whole")
+    folder = home / "cocondenser_jax"
+    (cloud.home / "text").write_text("text")
+    (cloud.folder / "buckets" / "b" / "more").mkdir()
+    (cloud.folder / "buckets" / "b" / "more" / "text").write_text("more")
+    arguments = ["my wiki", "--source=text", "--source=gs://b/more"]
+    cloud.run("corpus", *arguments, status=2)
+    assert (folder / "uploads").exists()  # another attempt reads it
+    (folder / "whole").touch()
+    cloud.run("corpus", *arguments, settings={"BUCKET": ""})
+    assert (folder / "seen").read_text() == "more\ntext\n"
+    assert not list((folder / "uploads").iterdir())

@@ -1,5 +1,6 @@
 """What SkyPilot and xpk are given, run on a worker of the simulated cloud."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from tests.tpu_scripts.cloud import PROGRAM, SCRIPTS, save_stores, set_up
 PRETRAIN = ["--config=configs/condenser.py", "--config.data.store=stores/wiki"]
 # As stage 1 of the papers has them; of the second, a weight.
 TWO_STORES = [PRETRAIN[0], "--config.data.store=stores/wiki,2*stores/books"]
-MACHINE = {"CLUSTER": "c", "TPU_TYPE": "v5litepod-8", "HOSTS": "2", "PROJECT": "p"}
+MACHINE = {"CLUSTER": "c", "TPU": "v5e-8", "HOSTS": "2", "PROJECT": "p"}
 # Writes its arguments, and what lies in the folder that goes into the image.
 XPK = """#!/bin/sh
 printf '%s\\n' "$@" >"$CLOUD/xpk"
@@ -118,7 +119,7 @@ def test_what_xpk_is_given(cloud, worker):
     words, command = give_xpk(cloud, *PRETRAIN, "--config.seed=7")
     assert words[:7] == [
         "workload", "create", "--cluster=c", "--workload=first", "--tpu-type=v5litepod-8",
-        "--zone=europe-west4-a", "--project=p",
+        "--zone=us-west4-a", "--project=p",
     ]  # fmt: skip
     copied = (cloud.folder / "copied").read_text().split()
     assert {"cocondenser_jax", "configs", "constraints.txt", "setup.py", "tpu_scripts"} <= {*copied}
@@ -131,7 +132,7 @@ def test_what_xpk_is_given(cloud, worker):
 
 def test_xpk_is_given_a_cluster(cloud):
     printed = cloud.run("xpk", "first", *PRETRAIN, status=2)
-    assert printed == "xpk.sh: expected CLUSTER and TPU_TYPE (see --help)\n"
+    assert printed == "xpk.sh: expected CLUSTER (see --help)\n"
     printed = cloud.run("xpk", "--config=x", status=2)
     assert "expected the run's name first" in printed
 
@@ -143,3 +144,25 @@ def test_xpk_is_explained_and_shown_without_being_run(cloud):
     printed = cloud.run("xpk", "first", *PRETRAIN, "--dry-run", settings=MACHINE)
     assert printed.startswith("xpk workload create --cluster=c --workload=first ")
     assert cloud.calls() == []
+
+
+def test_the_commands_for_someone_logged_in_are_ours(cloud, worker, tmp_path, monkeypatch, capfd):
+    """docs/tpu.md: install, the store, pretrain, on a VM without a bucket; and for a GPU."""
+    page = (SCRIPTS.parent / "docs" / "tpu.md").read_text("utf-8")
+    section = page.split("## Logged in on a TPU VM")[1].partition("\n## ")[0]
+    on_tpu, on_gpu = re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    install, *words = (shlex.split(line) for line in on_tpu.replace("\\\n", " ").splitlines())
+    cloud.calls()
+    done = worker(shlex.join(install))
+    assert done.returncode == 0, done.stdout
+    assert (worker.folder / ".venv" / "ready").exists()
+    assert cloud.calls() == []  # no bucket is asked for
+    assert [program for program, *_ in words] == [".venv/bin/cocondenser"] * 2
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    require_ours(words[1][1:], empty, monkeypatch, capfd)
+    assert main(words[0][1:]) == 2
+    assert "no folder bert-base-uncased" in capfd.readouterr().err  # there is no network here
+    extras = re.findall(r"\.\[(\w+)\]", on_gpu)
+    assert extras == ["cuda"]
+    assert '"cuda": ' in (SCRIPTS.parent / "setup.py").read_text()

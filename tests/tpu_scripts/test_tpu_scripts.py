@@ -83,14 +83,14 @@ def test_a_vm_is_created_once_and_again_after_a_preemption(cloud, provisioning):
     assert created() == ["start"]
     if provisioning == "queued-spot":  # the VM is deleted first, its request then suspended
         shutil.rmtree(state.parent)
-        (cloud.folder / "requests" / "cocondenser").write_text("SUSPENDED")
+        (cloud.folder / "requests" / "cocondenser").write_text("SUSPENDED europe-west4-a")
         assert created() == ["delete", "create"]
 
 
 def test_a_vm_that_is_preempted_before_it_is_ready_is_not_waited_for(cloud):
     cloud.run("create")
     (cloud.folder / "vms" / "cocondenser" / "state").write_text("CREATING")
-    printed = cloud.run("create", status=2)
+    printed = cloud.run("create", status=1)
     assert printed.endswith("create.sh: cocondenser is PREEMPTED\n")
 
 

@@ -43,6 +43,8 @@ case $action in
     ;;
   work)
     exec >>"jobs/$name/log" 2>&1
+    # shellcheck disable=SC1091 # WANDB_API_KEY and HF_TOKEN, where setup.sh was given them
+    [[ ! -e secrets.sh ]] || . ./secrets.sh
     status=0
     "${@:3}" || status=$?
     echo "$status" >"jobs/$name/status.partial"

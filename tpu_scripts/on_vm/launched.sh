@@ -11,7 +11,8 @@ shift 6
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 job=jobs/pretrain-$run
 
-bash tpu_scripts/on_vm/setup.sh "$python_version" "$devices" "$hosts"
+bash tpu_scripts/on_vm/setup.sh "$python_version" "$devices" "$hosts" "$bucket" \
+  pretrain,tfds,tpu,tensorboard
 mkdir -p "$job"
 printf '%q ' pretrain.sh "$run" "$@" >"$job/command.txt"
 gcloud storage cp "$job/command.txt" "$bucket/runs/$run/command.txt"

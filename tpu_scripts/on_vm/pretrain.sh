@@ -12,6 +12,8 @@ set -euo pipefail
 run=$1 bucket=$2 hosts=$3 save_seconds=$4
 shift 4
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=tpu_scripts/on_vm/bucket.sh
+. tpu_scripts/on_vm/bucket.sh
 job=jobs/pretrain-$run
 saved=$job/saved # an empty file for each step in the bucket that this job saw here
 mkdir -p "$saved" runs stores
@@ -20,6 +22,22 @@ log_name=$(date +%Y%m%d-%H%M%S)-$(hostname).log
 stop() {
   echo "pretrain.sh: $2"
   exit "$1"
+}
+
+# Ends the job if the disk cannot hold the stores that are fetched, and a run of BERT-base: three
+# checkpoints, a fourth in the making, and the archive of one, of 1.5 GB each.
+require_room() {
+  local argument folder bytes=0 kib=7500000
+  [[ ! -d runs/$run ]] || kib=0
+  for argument in "$@"; do
+    [[ $argument == --config.data.store=* ]] || continue
+    while read -r folder; do
+      [[ ! -d $folder ]] || continue
+      bytes=$(gcloud storage du --summarize "$bucket/$folder") || stop 1 "no answer about $bucket/$folder"
+      kib=$((kib + ${bytes%% *} / 1024))
+    done < <(named_stores "${argument#*=}")
+  done
+  bash tpu_scripts/on_vm/room.sh "$kib" "the stores and the run"
 }
 
 # fetch_store FOLDER: from the bucket, unless it is here. It is fetched twice if it is not whole.
@@ -39,14 +57,22 @@ fetch_store() {
   stop 2 "$bucket/$1 is not whole: build it again, or copy it again with \`corpus.sh ${1#stores/}\`"
 }
 
-# fetch_stores VALUE: of data.store, such as stores/wikipedia,2*stores/books. Folders elsewhere stay
-# where they are.
-fetch_stores() {
+# named_stores VALUE: prints the folders in a data.store such as stores/wikipedia,2*stores/books.
+# Those elsewhere stay where they are.
+named_stores() {
   local folder folders
   IFS=, read -ra folders <<<"$1"
   for folder in "${folders[@]}"; do
     [[ ! $folder =~ ^[0-9.]+\*(.+)$ ]] || folder=${BASH_REMATCH[1]}
-    [[ $folder != stores/* ]] || fetch_store "$folder"
+    [[ $folder != stores/* ]] || echo "$folder"
+  done
+}
+
+fetch_stores() {
+  local folder folders
+  mapfile -t folders < <(named_stores "$1")
+  for folder in ${folders[@]+"${folders[@]}"}; do
+    fetch_store "$folder"
   done
 }
 
@@ -123,6 +149,8 @@ save() {
   return 0
 }
 
+require_writable "$bucket"
+require_room "$@"
 for argument in "$@"; do
   case $argument in
     --config.data.store=*) fetch_stores "${argument#*=}" ;;
@@ -136,14 +164,26 @@ several=()
 [[ $hosts -eq 1 ]] || several=(--coordinator=auto)
 .venv/bin/cocondenser pretrain --workdir="runs/$run" ${several[@]+"${several[@]}"} "$@" &
 training=$!
+unsaved=0 # saves in a row that failed
 while kill -0 "$training" 2>/dev/null; do
   sleep "$save_seconds"
-  save || echo "saving failed; trying again in $save_seconds seconds"
+  if save; then
+    unsaved=0
+    continue
+  fi
+  unsaved=$((unsaved + 1))
+  if [[ $unsaved -eq 5 ]]; then
+    echo "saving failed five times in a row: stopping the run"
+    kill -TERM "$training" 2>/dev/null || true
+    break
+  fi
+  echo "saving failed; trying again in $save_seconds seconds"
 done
 status=0
 wait "$training" || status=$?
 if ! save; then
   [[ $status -eq 2 ]] || status=1
-  stop "$status" "the newest checkpoint was not copied to $bucket"
+  echo "pretrain.sh: the newest checkpoint was not copied to $bucket"
+  require_writable "$bucket" || [[ $? -ne 2 ]] || status=2
 fi
 exit "$status"

@@ -10,6 +10,7 @@ of the spans early: `corpus --short_span_prob=0.1`.
 
 Batch: 1,024 spans of 128 tokens = 131,072 tokens a step; a TPU v3-8 has 1,024 / 8 = 128 spans a
 core, in 2 chunks of 64.
+The authors saw little gain after 4 of the 8 epochs (issue 4): `--config.train.epochs=4`.
 Length: some 36 to 40 million spans / 1,024 x 8 = 283,000 to 312,000 steps.
 """
 

@@ -15,11 +15,14 @@ _MATCHED_CHARACTER = 0.05e-6  # seconds, of a passage in which answers are looke
 _RESULT_READ, _RESULT_WRITTEN = 2.3e-6, 0.8e-6  # seconds, of a run
 _TRIPLE = 3.1e-6  # seconds
 _RESULT_BYTES = 45
-_TOKEN_BYTES = 2  # in a store
+TOKEN_BYTES = 3.1  # in a store: the id, where words start, and 8 for each span of 128
 _CHARACTERS_PER_TOKEN = 4.5
-# BERT-base: float32 parameters, and what training keeps beside them.
+# BERT-base, 110 million float32 parameters; a checkpoint has Adam's two moments too.
 MODEL_BYTES = 0.44e9
-PRETRAINING_BYTES = 4.0e9  # two checkpoints and the exported folder
+TRAINING_BYTES = 3 * 3 * MODEL_BYTES  # of `finetune`: two checkpoints and one in the making
+CHECKPOINT_BYTES = 1.5e9  # of pre-training, with a Condenser head of two layers
+PRETRAINING_BYTES = 3 * CHECKPOINT_BYTES + 0.5e9  # the last two, the best, the exported folder
+_MAPPED_ROW = 35  # bytes beside the text: an id, where both begin, a hash and its place
 
 
 def exact_search(n_queries: float, n_vectors: float) -> float:
@@ -39,7 +42,12 @@ def tokenizing(characters: float) -> float:
 
 def store_bytes(characters: float) -> float:
     """Returns how large a token store of a text is."""
-    return characters / _CHARACTERS_PER_TOKEN * _TOKEN_BYTES
+    return characters / _CHARACTERS_PER_TOKEN * TOKEN_BYTES
+
+
+def mapped_bytes(n_passages: float, characters: float, n_negatives: float) -> float:
+    """Returns how large `finetune.mapped` is, which a run maps and deletes at its end."""
+    return n_passages * (characters + _MAPPED_ROW) + 4 * n_negatives
 
 
 def mining(n_read: float, n_written: float) -> float:

@@ -22,8 +22,8 @@ class Estimate(NamedTuple):
     models: dict[str, float]  # those of each model that is pre-trained, on a TPU
     others: dict[str, float]  # hours of fine-tuning, encoding and scoring, by kind of GPU
     core_hours: float
-    bytes: float  # on disk, if nothing is deleted
-    least_bytes: float  # at most at a time, if embeddings are deleted
+    bytes: float  # on disk at most at a time, if no embeddings are deleted
+    least_bytes: float  # the same if they are
 
 
 def estimate(steps: Mapping[Path, Step], folders: Folders) -> Estimate:
@@ -40,8 +40,8 @@ def estimate(steps: Mapping[Path, Step], folders: Folders) -> Estimate:
         },
         others={kind: _hours(all_flop - pretraining, kind) for kind in gpus},
         core_hours=sum(step.core_seconds for step in steps.values()) / 3600,
-        bytes=sum(step.bytes for step in steps.values()),
-        least_bytes=_least_bytes(steps, folders),
+        bytes=_most_bytes(steps, {}),
+        least_bytes=_most_bytes(steps, _freed(steps, folders)),
     )
 
 
@@ -54,22 +54,27 @@ def _hours(flop: float, kind: str) -> float:
     return flop / (UTILIZATION * PEAKS[kind] * 3600)
 
 
-def _least_bytes(steps: Mapping[Path, Step], folders: Folders) -> float:
-    """Returns the most bytes at a time where temporary results go after they were last read."""
+def _most_bytes(steps: Mapping[Path, Step], freed: Mapping[Path, float]) -> float:
+    """Returns the most bytes at a time: of what is there, and of what a step has while it runs."""
+    most = held = 0.0
+    for path, step in steps.items():
+        held += step.bytes
+        most = max(most, held + step.scratch)
+        held -= freed.get(path, 0)
+    return most
+
+
+def _freed(steps: Mapping[Path, Step], folders: Folders) -> dict[Path, float]:
+    """Returns the bytes of the temporary results that each step is the last to read."""
     last_read = {}
     for reader, step in steps.items():
         last_read[reader] = reader
         last_read |= {folders.result(need): reader for need in step.needs}
-    most = held = 0.0
-    for reader, step in steps.items():
-        held += step.bytes
-        most = max(most, held)
-        held -= sum(
-            one.bytes
-            for path, one in steps.items()
-            if one.is_temporary and last_read[path] == reader
-        )
-    return most
+    freed: dict[Path, float] = {}
+    for path, step in steps.items():
+        if step.is_temporary:
+            freed[last_read[path]] = freed.get(last_read[path], 0) + step.bytes
+    return freed
 
 
 def lines(found: Estimate) -> list[str]:

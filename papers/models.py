@@ -184,7 +184,14 @@ def _pretrained(
 ) -> Step:
     out = f"$WORK/models/{name}"
     made = commands.pretrain(config, out, settings)
-    return Step(out, made, needs, flop=flop, bytes=costs.PRETRAINING_BYTES)
+    return Step(
+        out,
+        made,
+        needs,
+        flop=flop,
+        bytes=costs.PRETRAINING_BYTES,
+        scratch=costs.CHECKPOINT_BYTES,
+    )
 
 
 # ---- further training ----

@@ -8,6 +8,7 @@ from papers.marco import (
     N_QUERIES,
     N_RELEVANT,
     PAIR,
+    SCRATCH,
     TITLED,
     Retriever,
     cross_encoder,
@@ -41,6 +42,7 @@ def cross_batch(model: str) -> Retriever:
         done="retriever",
         flop=N_RELEVANT * 40 * 4 * QUERY_AND_PASSAGE,
         bytes=costs.MODEL_BYTES,
+        scratch=SCRATCH,
     )
     return Retriever(step, TITLED)
 
@@ -76,6 +78,7 @@ def _on_negatives(model: str, stage: str, pool: Step) -> Retriever:
         done="retriever",
         flop=N_RELEVANT * 10 * 4 * QUERY_AND_5_PASSAGES,
         bytes=costs.MODEL_BYTES,
+        scratch=SCRATCH,
     )
     return Retriever(step, TITLED)
 

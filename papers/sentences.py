@@ -8,8 +8,9 @@ python -m papers.sentences evaluate --task=stsb --model=runs/stsb --data=sts-tes
   stsb      the STS Benchmark: pairs with a score of 0 to 5; mean of (cos(u, v) − score / 5)²,
             4 epochs. Evaluated by the correlation of cosines with scores, times 100.
   sections  triplets of Wikipedia sections, Sentence1 to Sentence3; mean of
-            max(0, ‖a − p‖ − ‖a − n‖ + 5), 1 epoch. Evaluated by the fraction of anchors that are
-            nearer to their positive.
+            max(0, ‖a − p‖ − ‖a − n‖ + 5), 1 epoch. The margin of 5 is the default of
+            sentence-transformers; Reimers & Gurevych have 1. Evaluated by the fraction of anchors
+            that are nearer to their positive.
   nli       AllNLI.tsv.gz of sentence-transformers: pairs with a label; cross-entropy of
             W (u, v, |u − v|) + b, 1 epoch. The baseline "NLI" continues with stsb.
 

@@ -47,6 +47,7 @@ class Step(NamedTuple):
     flop: float = 0.0  # of a TPU or a GPU
     core_seconds: float = 0.0  # of the CPU, see costs.py
     bytes: float = 0.0  # on disk
+    scratch: float = 0.0  # bytes on disk, too, until it is finished
     is_temporary: bool = False  # whether it may go once what needs it is finished
     get: str = ""
     choices: Sequence[Best] = ()  # whose words the commands have

@@ -69,6 +69,10 @@ def test_the_disk_holds_all_results_or_what_is_still_needed():
     unread = vectors("unread")
     found = of(model, one, first, second, two, third, unread)
     assert found.bytes == 1 + 10 + 2 + 2 + 10 + 3 + 10
+    # What a step has only while it runs counts beside what is there.
+    working = third._replace(scratch=50)
+    assert of(model, one, first, second, two, working).bytes == 1 + 10 + 2 + 2 + 10 + 3 + 50
+    assert of(model, one, first, second, working, two).least_bytes == 1 + 2 + 2 + 3 + 50
     # The first vectors go after the second run; the last, which nothing needs, at once.
     assert found.least_bytes == 1 + 2 + 2 + 10 + 3
     assert of(model, one, first, two, second, third).least_bytes == 1 + 10 + 2 + 10 + 2

@@ -118,6 +118,9 @@ SETTINGS = {
     "train.epochs": Setting(
         8.0, Interval(1e-6), "epochs", "length of the run: passes over the store"
     ),
+    "train.least_steps": Setting(
+        0, Interval(0), "steps", "the shortest run where epochs decide: they may be few steps"
+    ),
     "train.steps": Setting(0, Interval(0), "steps", "length of the run; 0: epochs decide"),
     "train.mlm_weight": Setting(1.0, Interval(0), "", "weight of the MLM loss"),
     "train.mlm_reduction": Setting(

@@ -24,9 +24,12 @@ def _pretrained(name: str, stage: str, settings: Settings, start: Step | None = 
 
 
 NONE = _pretrained("none", "condenser", {"train.steps": 1, "optimizer.learning_rate": 0.0})
-CONDENSER = _pretrained("condenser", "condenser", {})
+CONDENSER = _pretrained("condenser", "condenser", {"train.steps": 1650})
 COCONDENSER = _pretrained(
-    "cocondenser", "cocondenser", {"warm_start": CONDENSER.out}, start=CONDENSER
+    "cocondenser",
+    "cocondenser",
+    {"warm_start": CONDENSER.out, "train.steps": 790},
+    start=CONDENSER,
 )
 
 

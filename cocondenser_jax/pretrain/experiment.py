@@ -64,7 +64,8 @@ def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
     """Returns an experiment on a store: as many steps as it says, or as its epochs have."""
     n_steps = config.train.steps
     if not n_steps:
-        n_steps = max(round(config.train.epochs * steps_per_epoch(store, _batches(config))), 1)
+        n_steps = round(config.train.epochs * steps_per_epoch(store, _batches(config)))
+        n_steps = max(n_steps, config.train.least_steps, 1)
     return resolve_without_store(config, n_steps, store.vocab_size, store.pad_id)
 
 

@@ -45,6 +45,8 @@ from cocondenser_jax.pretrain.warm_start import first_model
 
 logger = logging.getLogger(__name__)
 
+_MANY_EPOCHS = 40  # the papers have 8
+
 PROFILE_BATCHES = range(1, 5)  # of a process, that --profile_dir traces: not the compilation
 
 
@@ -219,12 +221,20 @@ def _log_length(experiment: Experiment, store: TokenStore, workdir: Path, first_
     n_examples = experiment.n_steps * spec.batch_size
     tokens_per_span = min(store.n_tokens / store.n_spans + 2, spec.length)
     n_tokens = experiment.n_steps * spec.n_rows * tokens_per_span
+    n_epochs = n_examples / epoch_examples(store, spec)
     parts = [
         f"{experiment.n_steps:,} steps of {spec.batch_size:,} {spec.kind.unit.name}",
-        f"{n_examples / epoch_examples(store, spec):.3g} epochs",
+        f"{n_epochs:.3g} epochs",
         f"about {n_tokens:.3g} tokens",
     ]
     logger.info("%s: %s", workdir, ", ".join(parts))
+    if n_epochs > _MANY_EPOCHS:
+        logger.warning(
+            "%s: each text is seen %.0f times: the store is small for this run; add text, or give"
+            " fewer config.train.steps",
+            workdir,
+            n_epochs,
+        )
     if first_step:
         logger.info("%s: resuming after step %d", workdir, first_step)
 

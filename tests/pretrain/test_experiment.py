@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cocondenser_jax.configs import cocondenser, condenser, default
+from cocondenser_jax.configs import cocondenser, condenser, default, small
 from cocondenser_jax.corpus.store import WeightedCorpus, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.experiment import (
@@ -40,14 +40,29 @@ def test_stage_two_on_ms_marco_has_the_papers_steps():
         ({"epochs": 0.5}, 2),
         ({"epochs": 0.01}, 1),
         ({"epochs": 3.0, "steps": 7}, 7),
+        ({"epochs": 3.0, "least_steps": 20}, 20),
+        ({"epochs": 3.0, "least_steps": 8}, 9),
+        ({"epochs": 3.0, "least_steps": 20, "steps": 7}, 7),
     ],
 )
-@pytest.mark.effect("pretrain train.epochs")
+@pytest.mark.effect("pretrain train.epochs", "pretrain train.least_steps")
 def test_a_run_is_as_long_as_its_steps_or_epochs(config, changes, n_steps):
     config = config.copy_and_resolve_references().unlock()
     config.train.steps = 0
     config.train.update(changes)
     assert resolve(config, open_store(Path(config.data.store))).n_steps == n_steps
+
+
+def test_the_small_experiment_reads_its_corpus_and_has_a_floor(config):
+    """Of 48 documents; a store of three spans each has as many times more spans."""
+    store = open_store(Path(config.data.store))
+    for argument, examples, epochs in (("condenser", store.n_spans, 1), ("cocondenser", 48, 8)):
+        small_config = small.get_config(argument).unlock()
+        assert resolve(small_config, store).n_steps == 300
+        small_config.train.least_steps = 0
+        small_config.data.batch_size = 4
+        small_config.probe.every = 0
+        assert resolve(small_config, store).n_steps == epochs * (examples // 4)
 
 
 def test_an_epoch_of_stage_one_is_every_span(config):

@@ -286,7 +286,7 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     train(other, tmp_path / "run")
 
 
-def test_titles_are_counted_by_documents(config, tmp_path, caplog):
+def test_titles_are_counted_by_documents(config, tmp_path, caplog, monkeypatch):
     config = config.copy_and_resolve_references().unlock()
     config.data.pairs = "title"
     config.train.objective = "contrastive"
@@ -294,6 +294,11 @@ def test_titles_are_counted_by_documents(config, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         train(config, tmp_path / "run")
     assert f"{tmp_path}/run: 1 steps of 16 documents, 0.333 epochs" in caplog.text
+    assert "the store is small" not in caplog.text
+    assert loop._MANY_EPOCHS == 40
+    monkeypatch.setattr(loop, "_MANY_EPOCHS", 0.3)
+    train(config, tmp_path / "run")
+    assert "each text is seen 0 times: the store is small for this run" in caplog.text
 
 
 def test_a_new_model_starts_with_the_frequencies_of_the_words(config, tmp_path):

@@ -71,7 +71,7 @@ def adapt(
     dimensions,
     overrides,
 ):
-    """Train an embedding model on your documents, and test whether that helped; resumes."""
+    """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pipelines.adapt import adapt
     from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.representation import Given

@@ -8,8 +8,9 @@ MINILM = Step(
 )
 ARTICLES = Step(
     "$DATA/articles.jsonl.xz",
-    get="English Wikipedia articles with title and text on each line, such as some of the hub's"
-    " wikimedia/wikipedia (6,637 for the figures here)",
+    get="English Wikipedia articles, a JSON object with title and text on each line, such as those"
+    " of huggingface.co/datasets/wikimedia/wikipedia, 20231101.en, with the titles that BoolQ names"
+    " (6,637 for the figures here; there is no list of them)",
 )
 BOOLQ = Step(
     "$DATA/boolq",
@@ -21,17 +22,20 @@ BOOLQ_ALL = Step(
     "$DATA/boolq-all", get="the same with all paragraphs (218,622, and 3,062 questions)"
 )
 SCIFACT = Step(
-    "$DATA/scifact", get="SciFact in BEIR layout, from https://github.com/beir-cellar/beir"
+    "$DATA/scifact",
+    get="the folder in https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets/scifact.zip",
 )
 XQUAD = Step(
     "$DATA/xquad",
-    get="XQuAD's English paragraphs in BEIR layout, and answers.jsonl: _id and answers of each"
-    " question",
+    get="`python -m experiments.xquad --json=xquad.en.json --out=DIR` makes it of"
+    " https://github.com/google-deepmind/xquad: XQuAD's English paragraphs in BEIR layout, and"
+    " answers.jsonl",
 )
 WIKIPEDIA_SECTIONS = Step(
     "$DATA/wikipedia-sections",
-    get="sections-train.csv and sections-test.csv: Sentence1 and Sentence2 of one section,"
-    " Sentence3 of another",
+    get="sections-train.csv and sections-test.csv, with columns Sentence1 and Sentence2 of one"
+    " section and Sentence3 of another: train.csv and test.csv of `papers.get_data sections`, or"
+    " such triplets of the articles",
 )
 QUICKSTART = Step(
     "$WORK/quickstart",

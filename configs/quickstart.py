@@ -48,7 +48,7 @@ def get_config(argument: str = "cocondenser") -> ConfigDict:
     config.train.chunk_size = 0
     config.train.dtype = "float32"
 
-    config.optimizer.learning_rate = 1e-3 if is_second else 3e-3  # on dev (mini/settings)
+    config.optimizer.learning_rate = 1e-3 if is_second else 3e-3  # on dev (ours/settings)
     config.checkpoint.every = 500
     config.probe.every = 250
     config.probe.documents = 200  # of 15,700 that have two spans

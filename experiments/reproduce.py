@@ -12,7 +12,6 @@ from pathlib import Path
 
 from experiments import (
     design,
-    mini,
     minilm,
     proof,
     quickstart,
@@ -28,7 +27,6 @@ EXPERIMENTS = Study(
     folder=Path(__file__).parent,
     recipes={
         "design": design,
-        "mini": mini,
         "minilm": minilm,
         "proof": proof,
         "quickstart": quickstart,

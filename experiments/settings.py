@@ -1,4 +1,4 @@
-"""The quickstart's settings and objectives, one changed at a time.
+"""The quickstart's settings, one changed at a time.
 
 A recipe makes the folder of a retriever; `on_dev` and `on_test` measure it.
 """
@@ -27,7 +27,7 @@ def quickstart(words: int = N_WORDS, rate: float = FORMER_RATE, late: bool = Tru
 def fine_tuned(rate: str, epochs: int = 1) -> Step:
     """The retriever after fine-tuning with another learning rate, or for longer."""
     start = _stage2(N_WORDS, FORMER_RATE, late=True)
-    out = f"$WORK/mini/docstrings/rates/{rate}-{epochs}"
+    out = f"$WORK/settings/rates/{rate}-{epochs}"
     settings: Settings = {
         "model.folder": start.out,
         "data.folder": DOCSTRINGS.out,
@@ -38,27 +38,38 @@ def fine_tuned(rate: str, epochs: int = 1) -> Step:
     return within(Step(out, [command], needs=[DOCSTRINGS, start], done="retriever"), "retriever")
 
 
-def stage1() -> Step:
-    """The retriever after stage 1 alone."""
-    return _finetuned(_stage1(N_WORDS, FORMER_RATE, late=True))
+def contrastive() -> Step:
+    """The retriever after the contrastive loss alone, for as many steps as both stages have."""
+    out = "$WORK/settings/contrastive"
+    settings: Settings = {
+        "data.store": STORE.out,
+        "seed": 0,
+        "train.objective": "contrastive",
+        "train.steps": 2000,
+        "optimizer.learning_rate": 0.001,
+        "probe.every": 0,
+    }
+    return _finetuned(
+        Step(out, commands.pretrain(STAGE_2, out, settings), needs=[STORE]), {"seed": 0}
+    )
 
 
 def _store(words: int) -> Step:
-    tokenizer_folder = f"$WORK/mini/settings/{words}/tokenizer"
+    tokenizer_folder = f"$WORK/settings/{words}/tokenizer"
     flags = f"--source={TEXT}", f"--size={words}", f"--out={tokenizer_folder}"
     tokenizer = Step(
         tokenizer_folder,
         [commands.words("cocondenser vocabulary", *flags)],
         needs=[QUICKSTART],
     )
-    out = f"$WORK/mini/settings/{words}/store"
+    out = f"$WORK/settings/{words}/store"
     command = commands.corpus(TEXT, tokenizer.out, out, "--max_tokens=32")
     return Step(out, [command], needs=[QUICKSTART, tokenizer])
 
 
 def _stage1(words: int, rate: float, late: bool) -> Step:
     store = _store(words)
-    out = f"$WORK/mini/settings/{words}/{rate}-{late}/stage1"
+    out = f"$WORK/settings/{words}/{rate}-{late}/stage1"
     settings: Settings = {
         "data.store": store.out,
         "optimizer.learning_rate": rate,
@@ -70,51 +81,13 @@ def _stage1(words: int, rate: float, late: bool) -> Step:
 
 def _stage2(words: int, rate: float, late: bool) -> Step:
     store, start = _store(words), _stage1(words, rate, late)
-    out = f"$WORK/mini/settings/{words}/{rate}-{late}/stage2"
+    out = f"$WORK/settings/{words}/{rate}-{late}/stage2"
     settings: Settings = {
         "data.store": store.out,
         "warm_start": start.out,
         "probe.every": 0,
     }
     return Step(out, commands.pretrain(STAGE_2, out, settings), needs=[store, start])
-
-
-# ---- objectives ----
-
-
-def further(objective: str, stage: str, rate: str) -> Step:
-    """300 steps of an objective on from a stage 1, whose MLM projection and head are trained."""
-    start = _stage1(N_WORDS, FORMER_RATE, late=True)
-    out = f"$WORK/mini/docstrings/further/{objective}-{rate}-300-0"
-    settings: Settings = {
-        "data.store": STORE.out,
-        "seed": 0,
-        "warm_start": start.out,
-        "train.objective": objective,
-        "train.steps": 300,
-        "optimizer.learning_rate": rate,
-        "probe.every": 0,
-    }
-    model = Step(
-        out,
-        commands.pretrain(f"configs/quickstart.py:{stage}", out, settings),
-        needs=[STORE, start],
-    )
-    return _finetuned(model, {"seed": 0})
-
-
-def first(objective: str, rate: str, masked: float = 0.15) -> Step:
-    """Stage 1 by another objective, or with more tokens masked."""
-    out = f"$WORK/mini/docstrings/first/{objective}-{rate}-{masked}-0"
-    settings: Settings = {
-        "data.store": STORE.out,
-        "seed": 0,
-        "train.objective": objective,
-        "data.mask_probability": masked,
-        "optimizer.learning_rate": rate,
-    }
-    model = Step(out, commands.pretrain(STAGE_1, out, settings), needs=[STORE])
-    return _finetuned(model, {"seed": 0})
 
 
 def _finetuned(model: Step, settings: Settings | None = None) -> Step:

@@ -247,7 +247,7 @@ def _write_quickstart(data, workdir):
 
 
 def write_quickstart_models(workdir):
-    """Puts the network of the quickstart's stage 1 where `mini` looks for it, and retrievers."""
+    """Puts the network of the quickstart's stage 1 and retrievers where rows look for them."""
     quickstart = workdir / "quickstart"
     model = quickstart / "compare" / "condenser" / "model"
     config, store = "configs/quickstart.py:condenser", quickstart / "store"

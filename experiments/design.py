@@ -1,13 +1,14 @@
-"""The papers' design, small but whole: does each of their claims hold, all else equal?
+"""The papers' design: does each of their claims hold, all else equal?
 
 A base learns MLM, as BERT did. From it go on A1 by MLM and A2 by Condenser, and from A2 A3 by the
 contrastive loss alone and A4 by coCondenser, each over as many tokens, with the papers' losses, its
-best rate and three seeds. All are fine-tuned alike and search the text that they were trained on.
-The numbers are the `protocol` of design.yaml, which was written before the first arm ran.
+best rate and its own seeds. All are fine-tuned alike and search the text that they were trained on.
+A `study` is a .yaml file: its `protocol` has the numbers, and was written before the first arm ran.
+`design` is for a CPU, `design_gpu` for a GPU that is lent for minutes (parts.py).
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import lookup
 from experiments.data import ARTICLES, BOOLQ_ALL, MINILM
@@ -16,68 +17,75 @@ from papers.commands import Settings
 from papers.steps import Best, Step, choices, within
 from papers.tables import load_files
 
-PROTOCOL: dict[str, Any] = load_files(Path(__file__).parent)["design"]["protocol"]
 CONFIG = "configs/default.py"
-ALL = max(PROTOCOL["finetuning"])  # training questions
 DEPTH = 1000
 METRICS = "MRR@10,Recall@100,Recall@1000"
-# Where nobody has a GPU or bfloat16 units the same is computed; who has them needs no other rows.
-PRECISION = "--precision=float32"
+PRECISION = "--precision=float32"  # on every machine
 Rate = float | Best
+
+
+class Run(NamedTuple):
+    """What was found for the questions of a split, and the folder of their judgments."""
+
+    step: Step
+    data: Step
+    split: str
+
+
+def protocol(study: str) -> dict[str, Any]:
+    """Returns the numbers of a study."""
+    found: dict[str, Any] = load_files(Path(__file__).parent)[study]["protocol"]
+    return found
+
 
 # ---- text and questions ----
 
-_TOKENIZER = "$WORK/design/tokenizer"
-STORE = Step(
-    "$WORK/design/store",
-    [
-        commands.words(
-            "cocondenser vocabulary",
-            f"--source={ARTICLES.out}",
-            f"--size={PROTOCOL['text']['vocabulary']}",
-            f"--out={_TOKENIZER}",
-        ),
-        commands.corpus(
-            ARTICLES.out,
-            _TOKENIZER,
-            "$WORK/design/store",
-            f"--max_tokens={PROTOCOL['text']['max_tokens']}",
-        ),
-    ],
-    needs=[ARTICLES],
-)
-_QUESTIONS = Step(
-    "$WORK/design/questions",
-    [
-        commands.words(
-            "python -m experiments.held_questions",
-            f"--data={BOOLQ_ALL.out}",
-            f"--questions={PROTOCOL['questions']['dev']}",
-            f"--passages={PROTOCOL['questions']['passages_of_dev']}",
-            "--out=$WORK/design/questions",
-        )
-    ],
-    needs=[BOOLQ_ALL],
-)
-DATA = within(_QUESTIONS, "all")
-DEV = within(_QUESTIONS, "dev")
-_NEGATIVES = "$WORK/design/bm25.train.trec"
-NEGATIVES = Step(
-    _NEGATIVES,
-    [commands.bm25(DATA.out, _NEGATIVES, "--split=train", "--depth=200")],
-    needs=[DATA],
-)
+
+def store(study: str) -> Step:
+    """The token store of the articles, by a vocabulary of their own."""
+    text = protocol(study)["text"]
+    out = f"$WORK/{study}/tokenizer"
+    vocabulary = commands.words(
+        "cocondenser vocabulary",
+        f"--source={ARTICLES.out}",
+        f"--size={text['vocabulary']}",
+        f"--out={out}",
+    )
+    tokenizer = Step(out, [vocabulary], needs=[ARTICLES])
+    out = f"$WORK/{study}/store"
+    corpus = commands.corpus(ARTICLES.out, tokenizer.out, out, f"--max_tokens={text['max_tokens']}")
+    return Step(out, [corpus], needs=[ARTICLES, tokenizer])
+
+
+def questions_of(study: str, part: str) -> Step:
+    """BoolQ with some training questions held out as `dev`: `all` of it, or `dev` alone."""
+    of = protocol(study)["questions"]
+    out = f"$WORK/{study}/questions"
+    command = commands.words(
+        "python -m experiments.held_questions",
+        f"--data={BOOLQ_ALL.out}",
+        f"--questions={of['dev']}",
+        f"--passages={of['passages_of_dev']}",
+        f"--out={out}",
+    )
+    return within(Step(out, [command], needs=[BOOLQ_ALL]), part)
+
+
+def _negatives(study: str) -> Step:
+    data, out = questions_of(study, "all"), f"$WORK/{study}/bm25.train.trec"
+    return Step(out, [commands.bm25(data.out, out, "--split=train", "--depth=200")], needs=[data])
+
 
 # ---- pre-training ----
 
 
-def _pretraining(objective: str, steps: int, of: dict[str, Any], seed: int, rate: Rate) -> Settings:
+def _pretraining(study: str, of: dict[str, Any], seed: int, rate: Rate) -> Settings:
     return {
-        "data.store": STORE.out,
-        **PROTOCOL["network"],
-        **PROTOCOL["pretraining"],
-        "train.objective": objective,
-        "train.steps": steps,
+        "data.store": store(study).out,
+        **protocol(study)["network"],
+        **protocol(study)["pretraining"],
+        "train.objective": of["objective"],
+        "train.steps": of["steps"],
         "data.batch_size": of["batch"],
         "optimizer.learning_rate": f"{rate}",
         "optimizer.warmup_ratio": of["warmup"],
@@ -85,105 +93,120 @@ def _pretraining(objective: str, steps: int, of: dict[str, Any], seed: int, rate
     }
 
 
-def _make_base() -> Step:
-    """MLM from random parameters; no model where it has learned too little."""
-    of = PROTOCOL["base"]
-    out = "$WORK/design/base"
-    settings = _pretraining(of["objective"], of["steps"], of, of["seed"], of["rate"])
+def base_model(study: str) -> Step:
+    """MLM from random parameters, in one run or two; no model where it has learned too little."""
+    of = protocol(study)["base"]
+    out = f"$WORK/{study}/base"
+    settings = _pretraining(study, of, of["seed"], of["rate"])
+    before = []
+    if "first" in of:
+        before = [_first_model(study)]
+        settings = {**settings, "warm_start": before[0].out}
     train, convert = commands.pretrain(CONFIG, out, settings)
     learned = commands.words(
         "python -m experiments.learned",
         f"--run={out}.run",
-        f"--store={STORE.out}",
+        f"--store={store(study).out}",
         f"--least={of['least']}",
         f"--json_out={out}.json",
     )
-    return Step(out, [train, learned, convert], needs=[STORE])
+    return Step(out, [train, learned, convert], needs=[store(study), *before])
 
 
-BASE = _make_base()
+def _first_model(study: str) -> Step:
+    """What a base that takes two runs continues from."""
+    of = protocol(study)["base"]
+    out = f"$WORK/{study}/first"
+    settings = _pretraining(study, {**of, **of["first"]}, of["seed"], of["first"]["rate"])
+    return Step(out, commands.pretrain(CONFIG, out, settings), needs=[store(study)])
 
 
-def base() -> Step:
+def base(study: str = "design") -> Step:
     """Measures what the base has learned."""
-    return Step(f"{BASE.out}.json", needs=[BASE])
+    model = base_model(study)
+    return Step(f"{model.out}.json", needs=[model])
 
 
-def _start(name: str, seed: int) -> Step:
-    return BASE if name == "base" else pretrained(name, seed)
+def pretrained(study: str, arm: str, seed: int) -> Step:
+    """An arm after all of its steps, at the rate that is best on dev."""
+    of = protocol(study)["arm"]
+    rate = Best({rate: _pilot(study, arm, rate) for rate in of["rates"]}, "MRR@10", "$RATE")
+    return _trained(study, arm, (of["steps"], seed, rate), f"$WORK/{study}/{arm}-{seed}")
 
 
-def pretrained(arm: str, seed: int) -> Step:
-    """An arm after its pass, at the rate that is best on dev."""
-    rate = Best({rate: _pilot(arm, rate) for rate in PROTOCOL["arm"]["rates"]}, "MRR@10", "$RATE")
-    return _trained(arm, PROTOCOL["arm"]["steps"], seed, rate, f"$WORK/design/{arm}-{seed}")
+def _pilot(study: str, arm: str, rate: float) -> Step:
+    """Measures on dev an arm of fewer steps, at a rate."""
+    steps = protocol(study)["arm"]["pilot_steps"]
+    out = f"$WORK/{study}/pilots/{arm}-{rate}"
+    most = max(protocol(study)["finetuning"])
+    return _on_dev(study, _tuned(study, _trained(study, arm, (steps, 0, rate), out), most, 0))
 
 
-def _pilot(arm: str, rate: float) -> Step:
-    """Measures on dev a shorter pass at a rate."""
-    out = f"$WORK/design/pilots/{arm}-{rate}"
-    return _on_dev(_tuned(_trained(arm, PROTOCOL["arm"]["pilot_steps"], 0, rate, out), ALL, 0))
-
-
-def _trained(arm: str, steps: int, seed: int, rate: Rate, out: str) -> Step:
-    of = lookup(PROTOCOL["arms"], arm, "arm") | {"warmup": PROTOCOL["arm"]["warmup"]}
-    start = _start(of["start"], seed)
+def _trained(study: str, arm: str, length: tuple[int, int, Rate], out: str) -> Step:
+    """An arm after some steps, with a seed and at a rate."""
+    steps, seed, rate = length
+    of = lookup(protocol(study)["arms"], arm, "arm")
+    is_first = of["start"] == "base"
+    start = base_model(study) if is_first else pretrained(study, of["start"], seed)
+    numbers = {**of, "steps": steps, "warmup": protocol(study)["arm"]["warmup"]}
     settings: Settings = {
-        **_pretraining(of["objective"], steps, of, seed, rate),
+        **_pretraining(study, numbers, seed, rate),
         "warm_start": start.out,
         "init_head": of["objective"] == "condenser",  # the base has none
     }
     commands_of = commands.pretrain(CONFIG, out, settings)
-    return Step(out, commands_of, needs=[STORE, start], choices=choices(rate))
+    return Step(out, commands_of, needs=[store(study), start], choices=choices(rate))
 
 
 # ---- fine-tuning ----
 
 
-def finetuned(arm: str, questions: int, seed: int) -> Step:
+def finetuned(arm: str, questions: int, seed: int, study: str = "design") -> Run:
     """The run of an arm that was fine-tuned on some questions, with settings that suit the base."""
-    return _searched(_tuned(pretrained(arm, seed), questions, seed), DATA, "test")
+    tuned = _tuned(study, pretrained(study, arm, seed), questions, seed)
+    return _searched(study, tuned, "all", "test")
 
 
-def untuned(arm: str, seed: int) -> Step:
+def untuned(arm: str, seed: int, study: str = "design") -> Run:
     """The run of an arm as it is."""
-    model = pretrained(arm, seed)
-    out = f"{model.out}.untuned"
-    return _searched_by(model, model.out, out, DATA, "test")
+    model = pretrained(study, arm, seed)
+    return _searched_by(study, (model, model.out, f"{model.out}.untuned"), "all", "test")
 
 
-def _tuned(model: Step, questions: int, seed: int) -> Step:
+def _tuned(study: str, model: Step, questions: int, seed: int) -> Step:
     """A retriever; epochs and rate are the best on dev of the base."""
-    rate = _best_rate(questions)
-    epochs = Best(
-        {n: _tried(questions, rate, n) for n in PROTOCOL["finetuning"][questions]["epochs"]},
-        "MRR@10",
-        "$EPOCHS",
-    )
-    return _fine_tuned(model, questions, seed, (rate, epochs), f"{model.out}.{questions}")
+    rate = _best_rate(study, questions)
+    of = protocol(study)["finetuning"][questions]["epochs"]
+    tried = {n: _tried(study, questions, rate, n) for n in of}
+    chosen = rate, Best(tried, "MRR@10", "$EPOCHS")
+    return _fine_tuned(study, model, (questions, seed), chosen, f"{model.out}.{questions}")
 
 
-def _best_rate(questions: int) -> Best:
-    of = PROTOCOL["finetuning"][questions]
+def _best_rate(study: str, questions: int) -> Best:
+    of = protocol(study)["finetuning"][questions]
     middle = of["epochs"][len(of["epochs"]) // 2]
-    return Best({rate: _tried(questions, rate, middle) for rate in of["rates"]}, "MRR@10", "$RATE")
+    tried = {rate: _tried(study, questions, rate, middle) for rate in of["rates"]}
+    return Best(tried, "MRR@10", "$RATE")
 
 
-def _tried(questions: int, rate: Rate, epochs: int) -> Step:
+def _tried(study: str, questions: int, rate: Rate, epochs: int) -> Step:
     """Measures the base on dev after fine-tuning with some settings."""
+    model = base_model(study)
     shown = "best" if isinstance(rate, Best) else rate
-    out = f"{BASE.out}.{questions}-{shown}-{epochs}"
-    return _on_dev(_fine_tuned(BASE, questions, 0, (rate, epochs), out))
+    out = f"{model.out}.{questions}-{shown}-{epochs}"
+    return _on_dev(study, _fine_tuned(study, model, (questions, 0), (rate, epochs), out))
 
 
 def _fine_tuned(
-    model: Step, questions: int, seed: int, chosen: tuple[Rate, int | Best], out: str
+    study: str, model: Step, drawn: tuple[int, int], chosen: tuple[Rate, int | Best], out: str
 ) -> Step:
-    rate, epochs = chosen
+    """A retriever: a number of questions drawn by a seed, and a rate and a number of epochs."""
+    (questions, seed), (rate, epochs) = drawn, chosen
+    data, negatives = questions_of(study, "all"), _negatives(study)
     settings: Settings = {
         "model.folder": model.out,
-        "data.folder": DATA.out,
-        "data.negatives_run": NEGATIVES.out,
+        "data.folder": data.out,
+        "data.negatives_run": negatives.out,
         "data.train_queries": questions,
         "optimizer.learning_rate": f"{rate}",
         "train.epochs": f"{epochs}",
@@ -193,7 +216,7 @@ def _fine_tuned(
     return Step(
         out,
         [commands.finetune("configs/finetune.py", out, settings)],
-        needs=[model, DATA, NEGATIVES],
+        needs=[model, data, negatives],
         done="retriever",
         choices=choices(rate, epochs),
     )
@@ -202,80 +225,77 @@ def _fine_tuned(
 # ---- what is searched, and how it is measured ----
 
 
-def _searched(retriever: Step, data: Step, split: str) -> Step:
-    return _searched_by(retriever, f"{retriever.out}/retriever", retriever.out, data, split)
+def _searched(study: str, retriever: Step, part: str, split: str) -> Run:
+    names = retriever, f"{retriever.out}/retriever", retriever.out
+    return _searched_by(study, names, part, split)
 
 
-def _searched_by(need: Step, model: str, out: str, data: Step, split: str) -> Step:
-    """The run of a split of questions over all passages of their data folder."""
-    embeddings = Step(
-        f"{out}/{split}.embeddings",
-        [
-            commands.encode(
-                model,
-                data.out,
-                f"{out}/{split}.embeddings",
-                "--passage_length=128",
-                "--dtype=float16",
-                PRECISION,
-                f"--json_out={out}/{split}.embeddings/encoded.json",
-            )
-        ],
-        needs=[need, data],
-        done="encoded.json",
-        is_temporary=True,
+def _searched_by(study: str, names: tuple[Step, str, str], part: str, split: str) -> Run:
+    """The run of a split over all passages of a part; names: a step, its model, what is made."""
+    need, model, out = names
+    data = questions_of(study, part)
+    vectors = f"{out}/{split}.embeddings"
+    encode = commands.encode(
+        model,
+        data.out,
+        vectors,
+        "--passage_length=128",
+        "--dtype=float16",
+        PRECISION,
+        f"--json_out={vectors}/encoded.json",
     )
+    embeddings = Step(vectors, [encode], needs=[need, data], done="encoded.json", is_temporary=True)
     run = f"{out}/{split}.trec"
     search = commands.retrieve(
-        embeddings.out, model, data.out, run, f"--split={split}", f"--depth={DEPTH}"
+        vectors, model, data.out, run, f"--split={split}", f"--depth={DEPTH}"
     )
-    return Step(run, [search], needs=[need, embeddings, data])
+    return Run(Step(run, [search], needs=[need, embeddings, data]), data, split)
 
 
-def bm25() -> Step:
+def bm25(study: str = "design") -> Run:
     """The run of BM25."""
-    out = "$WORK/design/bm25.test.trec"
-    command = commands.bm25(DATA.out, out, "--split=test", f"--depth={DEPTH}")
-    return Step(out, [command], needs=[DATA])
+    data, out = questions_of(study, "all"), f"$WORK/{study}/bm25.test.trec"
+    command = commands.bm25(data.out, out, "--split=test", f"--depth={DEPTH}")
+    return Run(Step(out, [command], needs=[data]), data, "test")
 
 
-def minilm() -> Step:
+def minilm(study: str = "design") -> Run:
     """The run of MiniLM as published."""
-    return _searched_by(MINILM, MINILM.out, "$WORK/design/minilm", DATA, "test")
+    return _searched_by(study, (MINILM, MINILM.out, f"$WORK/{study}/minilm"), "all", "test")
 
 
-def _on_dev(retriever: Step) -> Step:
-    return _measured(_searched(retriever, DEV, "dev"), DEV, "dev")
+def _on_dev(study: str, retriever: Step) -> Step:
+    return measured(_searched(study, retriever, "dev", "dev"))
 
 
-def on_test(run: Step) -> Step:
-    """Measures a run on the test questions."""
-    return _measured(run, DATA, "test")
+def measured(run: Run) -> Step:
+    """Measures a run."""
+    out = f"{run.step.out}.json"
+    qrels = f"{run.data.out}/qrels/{run.split}.tsv"
+    command = commands.evaluate(run.step.out, qrels, METRICS, out)
+    return Step(out, [command], needs=[run.step, run.data])
 
 
-def _measured(run: Step, data: Step, split: str) -> Step:
-    out = f"{run.out}.json"
-    command = commands.evaluate(run.out, f"{data.out}/qrels/{split}.tsv", METRICS, out)
-    return Step(out, [command], needs=[run, data])
-
-
-def planned(name: str) -> Step:
+def planned(name: str, study: str = "design") -> Step:
     """A planned test; all are made at once."""
-    of = PROTOCOL["tests"]
+    of, seeds = protocol(study)["tests"], protocol(study)["arm"]["seeds"]
     results = {
-        (arm, questions): [
-            on_test(finetuned(arm, questions, seed)) for seed in PROTOCOL["arm"]["seeds"]
-        ]
+        (arm, n): [measured(finetuned(arm, n, seed, study)) for seed in seeds]
         for arm in sorted({arm for pair in of["of"] for arm in pair})
-        for questions in of["questions"]
+        for n in of["questions"]
     }
     files = {key: ",".join(step.out for step in steps) for key, steps in results.items()}
     tests = [
-        f"--test={arm}-{other}-{n}:{files[arm, n]}:{files[other, n]}"
+        word
         for n in of["questions"]
         for arm, other in of["of"]
+        for word in (
+            f"--test={arm}-{other}-{n}",
+            f"--arm={files[arm, n]}",
+            f"--other={files[other, n]}",
+        )
     ]
-    out = "$WORK/design/tests"
+    out = f"$WORK/{study}/tests"
     command = commands.words(
         "python -m experiments.planned", f"--metric={of['metric']}", *tests, f"--out={out}"
     )

@@ -1,11 +1,11 @@
 """Tests differences between arms that were planned before any was measured.
 
   python -m experiments.planned --metric=MRR@10 --out=FOLDER \
-    --test=A2-A1-100:A2-0.json,A2-1.json:A1-0.json,A1-1.json
+    --test=A2-A1-100 --arm=A2-0.json,A2-1.json --other=A1-0.json,A1-1.json
 
-A test names itself, the results of one arm by seed, and those of the other, as `evaluate` wrote
-them. FOLDER/NAME.json gets the difference of the means with its 95 % interval, and p, corrected for
-the number of tests (Holm).
+A test has a name, the results of one arm by seed, and those of the other, as `evaluate` wrote them;
+the three flags may be repeated together. FOLDER/NAME.json gets the difference of the means with its
+95 % interval, and p, corrected for the number of tests (Holm).
 """
 
 import argparse
@@ -52,12 +52,15 @@ def run_tests(tests: Sequence[Planned], metric: str) -> dict[str, dict[str, floa
     }
 
 
-def _read_test(text: str) -> Planned:
-    name, *files = text.split(":")
-    if len(files) != 2:
-        raise UserError(f"--test is {text!r}: expected NAME:FILE,...:FILE,...")
-    arm, other = ([read_json(Path(file)) for file in group.split(",")] for group in files)
-    return Planned(name, arm, other)
+def _read_tests(names: Sequence[str], *groups: Sequence[str]) -> list[Planned]:
+    if any(len(group) != len(names) for group in groups):
+        raise UserError(f"{len(names)} --test: expected as many --arm and --other")
+    results = ([_read_results(files) for files in group] for group in groups)
+    return [Planned(*of_test) for of_test in zip(names, *results, strict=True)]
+
+
+def _read_results(files: str) -> list[Mapping[str, Any]]:
+    return [read_json(Path(file)) for file in files.split(",")]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -66,7 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--metric", required=True)
-    parser.add_argument("--test", action="append", required=True)
+    for flag in ("--test", "--arm", "--other"):
+        parser.add_argument(flag, action="append", required=True)
     parser.add_argument("--out", type=Path, required=True)
     return parser
 
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser()
     given = parser.parse_args(arguments)
     try:
-        found = run_tests([_read_test(text) for text in given.test], given.metric)
+        found = run_tests(_read_tests(given.test, given.arm, given.other), given.metric)
         with new_folder(given.out) as folder:
             for name, one in found.items():
                 write_json(folder / f"{name}.json", one)

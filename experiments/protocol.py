@@ -44,12 +44,22 @@ def require_protocol(table: str, folders: Folders, folder: Path = FOLDER) -> Non
     for name, of_table in content["tables"].items():
         for row, figures in of_table["rows"].items():
             _require_same(f"row {row!r} of {study}/{name}", figures.get("protocol"), current)
-    file = folders.work / study / "protocol.json"
+    file = _file(study, folders)
     begun = read_object(file, {})
     _require_same(f"{file.parent}", begun.get("sha256"), current)
     if not begun:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"sha256": current, **content["protocol"]})
+
+
+def protocol_file(table: str, folders: Folders) -> list[Path]:
+    """Returns the file of the protocol that a table's working folder was begun by, if any."""
+    file = _file(table.partition("/")[0], folders)
+    return [file] if file.exists() else []
+
+
+def _file(study: str, folders: Folders) -> Path:
+    return folders.work / study / "protocol.json"
 
 
 def _require_same(what: str, recorded: str | None, current: str) -> None:

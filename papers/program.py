@@ -163,10 +163,13 @@ def _print_plan(table: Table, steps: Mapping[Path, Step], folders: Folders) -> N
             print(shlex.join(command))
 
 
-def execute(command: Command) -> int:
+def execute(command: Command, seconds: float | None = None) -> int:
     """Runs a recipe's command in a process of its own: JAX and PyTorch would share a device.
 
     `cocondenser ...` and `python ...` run with this Python, whatever is on the PATH.
+
+    Raises:
+      subprocess.TimeoutExpired: if it takes longer than `seconds`; it was asked to end, and has.
     """
     from cocondenser_jax.retriever.search.gpus import visible_gpus  # imports PyTorch
 
@@ -179,7 +182,8 @@ def execute(command: Command) -> int:
     environment = {**os.environ, **variables}
     with subprocess.Popen([sys.executable, *words], env=environment) as process:
         try:
-            return process.wait()
-        except SystemExit:  # asked to end; Ctrl-C has also reached the process, which then saves
+            return process.wait(seconds)
+        # Asked to end, or too late; Ctrl-C has also reached the process, which then saves.
+        except (SystemExit, subprocess.TimeoutExpired):
             process.terminate()
             raise

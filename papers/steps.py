@@ -120,6 +120,23 @@ def unfinished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
     return steps
 
 
+def finished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
+    """Returns the finished steps that are wanted or that others still need, by their results."""
+    kept: dict[Path, Step] = {}
+
+    def visit(step: Step) -> None:
+        path = folders.result(step)
+        if path.exists():
+            kept[path] = step
+            return
+        for need in _before(step):
+            visit(need)
+
+    for step in wanted:
+        visit(step)
+    return kept
+
+
 def removable(wanted: Iterable[Step], folders: Folders) -> list[Path]:
     """Returns the temporary folders that no step needs any more to make what is wanted."""
     wanted = [*wanted]

@@ -28,8 +28,8 @@ def test_six_become_two(tmp_path):
     other = [write(tmp_path / f"b{s}.json", row) for s, row in enumerate(other_SxQ)]
     files = [",".join(map(str, names)) for names in (arm, other, arm[:1])]
     out = tmp_path / "out"
-    main(["--metric=M", f"--test=up:{files[0]}:{files[1]}", f"--test=one:{files[2]}:{files[1]}",
-          f"--out={out}"])  # fmt: skip
+    main(["--metric=M", "--test=up", f"--arm={files[0]}", f"--other={files[1]}",
+          "--test=one", f"--arm={files[2]}", f"--other={files[1]}", f"--out={out}"])  # fmt: skip
     found = {name: json.loads((out / f"{name}.json").read_text()) for name in ("up", "one")}
     means_Q = {
         "up": arm_SxQ.mean(axis=0) - other_SxQ.mean(axis=0),
@@ -47,16 +47,16 @@ def test_six_become_two(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("test", "said"),
+    ("flags", "said"),
     [
-        ("x:{file}", "expected NAME:FILE,...:FILE,..."),
-        ("x:{file}:{other}", "evaluated on different queries"),
+        ("--test=x --test=y", "2 --test: expected as many --arm and --other"),
+        ("--test=x", "evaluated on different queries"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, capsys, test, said):
+def test_a_mistake_is_one_line(tmp_path, capsys, flags, said):
     file, other = write(tmp_path / "a", [0, 1, 1]), write(tmp_path / "b", [0, 1])
     with pytest.raises(SystemExit, match="2"):
-        main(["--metric=M", f"--test={test.format(file=file, other=other)}",
+        main(["--metric=M", *flags.split(), f"--arm={file}", f"--other={other}",
               f"--out={tmp_path}/out"])  # fmt: skip
     error = capsys.readouterr().err
     assert said in error

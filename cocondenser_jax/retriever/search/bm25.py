@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +72,13 @@ class Bm25Index(NamedTuple):
     find_terms: Callable[[str], list[str]]  # of that language; it remembers words
 
 
+class _Built(NamedTuple):
+    """An index as it is built, and the ids of its passages by row."""
+
+    index: Bm25Index
+    ids: list[str]
+
+
 class LexicalIndex(NamedTuple):
     """A BM25 index with its passages, in memory."""
 
@@ -114,11 +121,9 @@ def write_bm25_run(
     source = corpus_source(corpus)
     require_memory(source, settings.language)
     start = time.perf_counter()
-    n_ranked = depth + 1 if ignore_identical_ids else depth
-    found: set[str] = set()
-    passages = _noting(read_corpus(source), relevant, found)
+    built = _build_index(read_corpus(source), settings)
     results = require_any(
-        bm25_results(passages, queries, n_ranked, settings),
+        _rank_by_ids(built, queries, depth + 1 if ignore_identical_ids else depth),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
         f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
         f" --language={settings.language})",
@@ -130,19 +135,9 @@ def write_bm25_run(
             " passage of the same id, which is left out",
         )
     write_results(run_out, watch_identical_ids(results, qrels))
-    warn_of_missing(len(found), relevant, split)
+    warn_of_missing(len(relevant.intersection(built.ids)), relevant, split)
     seconds = time.perf_counter() - start
     return {"queries": len(queries), "seconds_with_indexing": seconds}
-
-
-def _noting(
-    corpus: Iterable[Passage], wanted: Container[str], found: set[str]
-) -> Iterator[Passage]:
-    """Yields passages; adds the ids of those that are wanted to `found`."""
-    for passage in corpus:
-        if passage.id in wanted:
-            found.add(passage.id)
-        yield passage
 
 
 def bm25_run(
@@ -166,27 +161,13 @@ def bm25_run(
     Returns:
       query → passage → score, best first, without passages that share no term with the query.
     """
-    return dict(bm25_results(corpus, queries, depth, settings))
+    return dict(_rank_by_ids(_build_index(corpus, settings), queries, depth))
 
 
-def bm25_results(
-    corpus: Iterable[Passage],
-    queries: Mapping[str, str],
-    depth: int,
-    settings: Bm25Settings = _DEFAULTS,
-) -> Results:
-    """Yields what `bm25_run` returns, a query at a time."""
-    ids: list[str] = []
-
-    def note_ids() -> Iterator[Passage]:
-        for passage in corpus:
-            ids.append(passage.id)
-            yield passage
-
-    index = _build_index(note_ids(), settings)
-    ranking_Q = rank_by_bm25(index, list(queries.values()), depth)
+def _rank_by_ids(built: _Built, queries: Mapping[str, str], depth: int) -> Results:
+    ranking_Q = rank_by_bm25(built.index, list(queries.values()), depth)
     for query, ranking in zip(queries, ranking_Q, strict=True):
-        yield query, {ids[row]: score for row, score in ranking.items()}
+        yield query, {built.ids[row]: score for row, score in ranking.items()}
 
 
 def open_bm25_index(
@@ -207,8 +188,8 @@ def open_bm25_index(
         settings = Bm25Settings(language=language or LANGUAGE)
         with new_folder(place) as partial:
             rows = range(len(passages))
-            index = _build_index((passage_at(passages, row) for row in rows), settings)
-            index.scores.save(partial, show_progress=False)
+            built = _build_index((passage_at(passages, row) for row in rows), settings)
+            built.index.scores.save(partial, show_progress=False)
             write_json(partial / _LANGUAGE_FILE, {"language": settings.language})
             write_checksums(partial)
     try:
@@ -231,9 +212,8 @@ def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalInde
     require_memory(source, settings.language)
     passages = passage_table(read_corpus(source))
     rows = range(len(passages))
-    return LexicalIndex(
-        _build_index((passage_at(passages, row) for row in rows), settings), passages
-    )
+    built = _build_index((passage_at(passages, row) for row in rows), settings)
+    return LexicalIndex(built.index, passages)
 
 
 def find_passages(index: LexicalIndex, query: str, k: int = 10) -> list[tuple[float, Passage]]:
@@ -298,11 +278,13 @@ class _Terms(NamedTuple):
     vocab: dict[str, int]
 
 
-def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index:
+def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> _Built:
     find_terms = term_finder(settings.language)
     number_of: dict[str, int] = {}
     terms_N = _Lists()
+    ids = []
     for passage in tqdm(corpus, desc="BM25 index", unit=" passages"):
+        ids.append(passage.id)
         terms = find_terms(passage_text(passage))
         terms_N.append(number_of.setdefault(term, len(number_of)) for term in terms)
     if not number_of:  # bm25s needs a word: the empty one, which is in no query
@@ -314,7 +296,7 @@ def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> Bm25Index
     # Its own way to a matrix sorts numbers of 64 bits, in twice the memory of scipy.
     scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene", csc_backend="scipy")
     scores.index(_Terms(terms_N, number_of), show_progress=False)
-    return Bm25Index(scores, settings.language, find_terms)
+    return _Built(Bm25Index(scores, settings.language, find_terms), ids)
 
 
 def require_memory(source: str | Path, language: str) -> None:

@@ -235,13 +235,14 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
     import torch
 
     from cocondenser_jax.flax_encoder import run_in_flax
+    from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
     from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
     from cocondenser_jax.retriever.search.models import load_retriever
 
     def ours(out: Path) -> None:
         encoding = Encoding(
-            folder / "model",
+            open_model(folder / "model"),
             passage_length=LENGTH,
             precision=dtype,  # type: ignore[arg-type]
             batch_size=n_rows,

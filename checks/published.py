@@ -31,6 +31,7 @@ from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import new_folder, write_json
 from cocondenser_jax.flax_encoder import run_in_flax
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pretrain.devices import prepare_libtpu
 from cocondenser_jax.retriever.compare.comparison import rank_by_vectors
 from cocondenser_jax.retriever.compare.trial import Trial
@@ -134,7 +135,7 @@ def compare(name: str, folder: Path) -> Row:
     expected_QxN = score(SentenceTransformer(str(folder), local_files_only=True))
     pytorch = load_retriever(folder)
     flax = load_retriever(folder)
-    run_in_flax(flax, folder, batch_size=32)
+    run_in_flax(flax, open_model(folder), batch_size=32)
     with tempfile.TemporaryDirectory() as temporary:
         exported = Path(temporary) / name
         config, params = load_folder(str(folder), n_head_layers=0, init_head_seed=0)
@@ -158,8 +159,9 @@ def _search(folder: Path, workdir: Path, data: Path) -> float:
     """Returns METRIC of the test queries of a data folder, found as `encode` and `retrieve` do."""
     embeddings = workdir / f"{folder.name}.embeddings"
     run = workdir / f"{folder.name}.trec"
-    encode_corpus(Encoding(folder), data, embeddings)
-    rank_by_vectors(embeddings, folder, Trial(data), run)
+    model = open_model(folder)
+    encode_corpus(Encoding(model), data, embeddings)
+    rank_by_vectors(embeddings, model, Trial(data), run)
     _, qrels = read_split(data, "test")
     return evaluate_run(qrels, read_run(run), [METRIC])["mean"][METRIC]
 

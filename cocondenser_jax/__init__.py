@@ -3,7 +3,8 @@
 The names in `__all__` are the public Python interface; docs/python.md has an example of each. A
 name is imported when it is first used: importing the package loads neither JAX nor PyTorch.
 
-Where a function takes a `Path`, its public name also takes text.
+Where a function takes a `Path`, its public name also takes text; where it takes a `ModelFolder`, it
+also takes the folder of a model, or its name on the hub.
 """
 
 import functools
@@ -53,11 +54,17 @@ def __getattr__(name: str) -> Any:
 
 
 def _accepting_text(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that also takes text where another takes a `Path`."""
+    """Returns a function that also takes text where another takes a `Path` or a `ModelFolder`."""
     signature = inspect.signature(function)
-    paths = {name for name, each in signature.parameters.items() if each.annotation is Path}
+    annotations = {name: each.annotation for name, each in signature.parameters.items()}
+    paths = {name for name, each in annotations.items() if each is Path}
+    models = {
+        name
+        for name, each in annotations.items()
+        if isinstance(each, type) and each.__name__ == "ModelFolder"
+    }
     parameters = [
-        each.replace(annotation=str | Path) if name in paths else each
+        each.replace(annotation=each.annotation | Path | str) if name in paths | models else each
         for name, each in signature.parameters.items()
     ]
 
@@ -67,6 +74,9 @@ def _accepting_text(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, value in given.arguments.items():
             if name in paths and isinstance(value, str):
                 given.arguments[name] = Path(value)
+            if name in models and isinstance(value, str | Path):
+                model = importlib.import_module(f"{__name__}.model_folder.model")
+                given.arguments[name] = model.open_model(value, None)
         return function(*given.args, **given.kwargs)
 
     call.__dict__["__signature__"] = signature.replace(parameters=parameters)

@@ -19,7 +19,7 @@ from cocondenser_jax.convert.names import Params
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model_folder.folder import tower_folder
+from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode, require_devices
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retriever.search.models import pooling_of, towers
@@ -29,13 +29,13 @@ LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
 
 
 def run_in_flax(
-    model: SentenceTransformer, folder: Path, batch_size: int, dtype: str = "float32"
+    model: SentenceTransformer, folder: ModelFolder, batch_size: int, dtype: str = "float32"
 ) -> None:
     """Makes a retriever compute its transformer, or both towers', on all JAX devices of this host.
 
     Args:
-      model: as `models.load_retriever` returns it.
-      folder: that it was loaded from.
+      model: as `models.load` returns it.
+      folder: what it was loaded from.
       batch_size: texts per forward pass at most, over all devices.
       dtype: of the matrix products; parameters and vectors are float32.
 
@@ -45,19 +45,21 @@ def run_in_flax(
     require_devices()
     pooling = pooling_of(model)
     if pooling is None or pooling not in POOLINGS:
-        raise UserError(f"{folder} pools by {pooling}: with jax, expected cls or mean")
+        raise UserError(f"{folder.path} pools by {pooling}: with jax, expected cls or mean")
     model.to("cpu")  # what stays in PyTorch: tokens and vectors, that JAX reads and writes there
     pools_prompts = all(getattr(layer, "include_prompt", True) for layer in model.modules())
     pooled = Representation(pooling, include_prompt=pools_prompts)
     transformers: dict[str, Any] = dict(towers(model))
     for name, tower in transformers.items():
-        of_tower = tower_folder(folder, name)
-        config, params = load_encoder(of_tower, pooled)
+        network = folder.networks[name]
+        config, params = load_encoder(network, pooled)
         pad_id = tower.tokenizer.pad_token_id
-        config.require_tokenizer(of_tower, max(tower.tokenizer.get_vocab().values()) + 1, pad_id)
+        config.require_tokenizer(
+            network.path, max(tower.tokenizer.get_vocab().values()) + 1, pad_id
+        )
         in_torch = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
         program = "in JAX (expected --backend=torch)"
-        compare_with_flax(of_tower, in_torch, tower.tokenizer, config, params, program)
+        compare_with_flax(network.path, in_torch, tower.tokenizer, config, params, program)
         encode = mapped_encode(config, params, dtype, batch_size)
         tower.forward = _forward(encode, config.max_length, pad_id)
 

@@ -62,7 +62,7 @@ def _pooling(case: Case) -> str:
 
 def _prompts(case: Case) -> str:
     if case.prompts:
-        return f"{' and '.join(case.prompts)}, by the model's name"
+        return f"{' and '.join(case.prompts)}, by the model's name on the hub"
     prompts = (case.folder.settings or {}).get("prompts") or {}
     kinds = [kind for kind in ("query", "document") if prompts.get(kind)]
     return f"{' and '.join(kinds)}, in the folder" if kinds else "none"

@@ -17,7 +17,9 @@ from cocondenser_jax.backbones import BACKBONES, find_backbone, first_position
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pretrain.checkpoint import load_run
+from cocondenser_jax.representation import AS_IN_PAPERS
 from tests.world import write_records
 
 WORDS = "The CLS vector has to carry meaning of whole passage Early layers know words text".split()
@@ -117,7 +119,7 @@ def test_what_transformers_fixes_of_mpnet_is_refused(research_folders, tmp_path)
 
     def shape(**changes):
         (folder / "config.json").write_text(json.dumps(values | changes))
-        return read_shape(folder)
+        return read_shape(open_model(folder, plain=AS_IN_PAPERS))
 
     assert shape(pad_token_id=None).pad_token_id == 1
     with pytest.raises(UserError, match="pad_token_id is 3; mpnet models need 1"):

@@ -12,6 +12,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search.models import load_retriever
 from tests.retrieval_data import read_vectors
@@ -69,7 +70,7 @@ def test_both_towers_are_computed(research_folders, tmp_path):
     two.save_pretrained(str(tmp_path / "two"))
     expected = load_retriever(tmp_path / "two").encode_query(["early layers"])
     model = load_retriever(tmp_path / "two")
-    run_in_flax(model, tmp_path / "two", batch_size=3)
+    run_in_flax(model, open_model(tmp_path / "two"), batch_size=3)
     np.testing.assert_allclose(model.encode_query(["early layers"]), expected, rtol=0, atol=1e-4)
 
 
@@ -82,12 +83,12 @@ def test_a_network_that_pytorch_reads_otherwise_is_refused(research_folders, tmp
     load_retriever(research_folders["bert"], given=Given("mean", "cosine")).save_pretrained(
         str(folder), create_model_card=False
     )
-    run_in_flax(load_retriever(folder), folder, batch_size=3)
+    run_in_flax(load_retriever(folder), open_model(folder), batch_size=3)
     path = folder / "sentence_bert_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"config_args": changed}))
     said = r"makes other vectors in JAX \(expected --backend=torch\) than it is searched with"
     with pytest.raises(UserError, match=said):
-        run_in_flax(load_retriever(folder), folder, batch_size=3)
+        run_in_flax(load_retriever(folder), open_model(folder), batch_size=3)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -97,7 +98,7 @@ def test_a_prompt_is_not_pooled_where_the_model_leaves_it_out(research_folders, 
     )
     for model in (expected, flax):
         model.set_pooling_include_prompt(False)
-    run_in_flax(flax, research_folders["bert"], batch_size=3)
+    run_in_flax(flax, open_model(research_folders["bert"]), batch_size=3)
     texts = ["early layers", "the span of a document is close to another"]
     for prompt in ("words know ", ""):
         theirs, ours = (m.encode(texts, prompt=prompt) for m in (expected, flax))
@@ -108,7 +109,7 @@ def test_a_prompt_is_pooled(research_folders):
     expected, flax = (
         load_retriever(research_folders["bert"], given=Given("mean", "dot")) for _ in range(2)
     )
-    run_in_flax(flax, research_folders["bert"], batch_size=3)
+    run_in_flax(flax, open_model(research_folders["bert"]), batch_size=3)
     texts = ["early layers", "the span of a document is close to another"]
     theirs, ours = (m.encode(texts, prompt="words know ") for m in (expected, flax))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
@@ -120,7 +121,7 @@ def test_pytorch_leaves_its_gpu_to_jax(research_folders, monkeypatch):
     model = load_retriever(folder)
     moved = []
     monkeypatch.setattr(model, "to", moved.append)  # a model is on a GPU where there is one
-    run_in_flax(model, folder, batch_size=2)
+    run_in_flax(model, open_model(folder), batch_size=2)
     assert moved == ["cpu"]
 
 
@@ -143,4 +144,4 @@ def test_positions_that_follow_another_padding_are_refused(research_folders, tmp
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 0}))
     with pytest.raises(UserError, match="pads with 1, but pad_token_id of the model is 0"):
-        run_in_flax(load_retriever(folder), folder, batch_size=3)
+        run_in_flax(load_retriever(folder), open_model(folder), batch_size=3)

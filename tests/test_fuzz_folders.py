@@ -19,20 +19,17 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax import flax_encoder
+from cocondenser_jax.convert.from_torch import load_vectors
+from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.corpus.same_tokens import tokens_in_training
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.flax_encoder import load_encoder as load_in_flax
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.model_folder.folder import (
-    linked_folder,
-    read_representation,
-    write_resolved,
-)
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines.adapt import require_trainable
 from cocondenser_jax.representation import passage_prompt, query_prompt
 from cocondenser_jax.retriever.search.encode import Encoding, load_encoder
 from cocondenser_jax.retriever.search.lengths import max_tokens
-from cocondenser_jax.retriever.search.models import load_as
+from cocondenser_jax.retriever.search.models import load
 from tests.mutations import fuzz
 from tests.published_contradictions import apply_changes, changes
 from tests.published_folders import write_folder
@@ -123,14 +120,14 @@ def by_the_library(folder: Path) -> Vectors | None:
 
 def by_pytorch(folder: Path) -> Vectors:
     """Encodes as `encode` and `search` do."""
-    model = load_encoder(Encoding(folder, precision="float32", batch_size=16)).model
+    model = load_encoder(Encoding(open_model(folder), precision="float32", batch_size=16)).model
     return Vectors(model.encode_query(TEXTS), model.encode_document(TEXTS))
 
 
 def by_jax(folder: Path) -> Vectors:
     """Encodes as `encode --backend=jax` does."""
     encoding = Encoding(
-        folder, precision="float32", batch_size=16, backend=flax_encoder.run_in_flax
+        open_model(folder), precision="float32", batch_size=16, backend=flax_encoder.run_in_flax
     )
     model = load_encoder(encoding).model
     return Vectors(model.encode_query(TEXTS), model.encode_document(TEXTS))
@@ -138,10 +135,10 @@ def by_jax(folder: Path) -> Vectors:
 
 def by_training(folder: Path) -> Vectors:
     """Encodes as `adapt` does before its first step, after what it compares."""
-    representation = read_representation(folder)
-    shape, tokenizer = require_trainable(folder, representation)
-    with linked_folder(folder, representation) as resolved:
-        config, params = load_in_flax(resolved)
+    opened = open_model(folder)
+    representation = opened.representation
+    shape, tokenizer = require_trainable(opened)
+    config, params = load_vectors(opened)
     prompts = dict(shape.representation.prompts)
     longest, limit = shape.longest_text, config.max_length
     return Vectors(
@@ -169,11 +166,11 @@ def encode_rows(config, params, tokenizer, prompt, longest):
 
 def by_what_adapt_publishes(folder: Path) -> Vectors | None:
     """Asks the library about the copy of the model that `adapt` makes first."""
-    representation = read_representation(folder)
+    opened = open_model(folder)
     out = folder.parent / "resolved"
     try:
-        shape, _ = require_trainable(folder, representation)
-        write_resolved(folder, representation, shape.hidden_size, out)
+        require_trainable(opened)
+        resolve_model(opened, out)
         found = by_the_library(out)
         if found is None:
             raise AssertionError("the copy cannot be loaded")
@@ -186,7 +183,7 @@ def by_what_is_saved(folder: Path) -> Vectors | None:
     """Asks the library about what `finetune` would save before its first step."""
     out = folder.parent / "saved"
     try:
-        model = load_as(folder, read_representation(folder))
+        model = load(open_model(folder))
         model.save_pretrained(str(out), create_model_card=False)
         found = by_the_library(out)
         if found is None:

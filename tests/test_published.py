@@ -23,8 +23,9 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model.condenser import Condenser, init_params
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import adapt as adapt_module
-from cocondenser_jax.representation import Representation
+from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation
 from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
@@ -135,13 +136,25 @@ def start_of(folder_of, data, tmp_path_factory):
         length = f"--config.data.length={longest_input(CASES[name].folder)}"
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(adapt_module, "write_store", _stop)
+            given = given_of(CASES[name])
             with pytest.raises((_BeforeTraining, UserError)) as stopped:
-                adapt_module.adapt(workdir, corpus, model, None, [length])
+                adapt_module.adapt(workdir, corpus, model, None, [length], given)
         if isinstance(stopped.value, UserError):
             return workdir, str(stopped.value)
         return workdir / "published", None
 
     return start
+
+
+def given_of(case):
+    """Returns what a user must say of a folder, for its model's card alone says it."""
+    if (case.folder.settings or {}).get("prompts"):
+        return NOTHING_GIVEN
+    return Given(
+        similarity=case.similarity,
+        query_prompt=case.prompts.get("query"),
+        passage_prompt=case.prompts.get("passage"),
+    )
 
 
 def longest_input(folder):
@@ -172,21 +185,26 @@ def test_encode_and_retrieve_agree_with_the_library(
 ):
     expected = getattr(CASES[name].expected, backend)
     out = tmp_path / "embeddings"
-    encoding = Encoding(folder_of(name), precision="float32", batch_size=BATCH_SIZE)
-    if backend == "jax":
-        encoding = encoding._replace(backend=run_in_flax)
+
+    def encode():
+        model = open_model(folder_of(name), given_of(CASES[name]))
+        encoding = Encoding(model, precision="float32", batch_size=BATCH_SIZE)
+        if backend == "jax":
+            encoding = encoding._replace(backend=run_in_flax)
+        encode_corpus(encoding, data, out)
+
     if expected != EXACT:
         with pytest.raises(UserError) as error:
-            encode_corpus(encoding, data, out)
+            encode()
         assert_refused(str(error.value), expected)
         assert not (out / "manifest.json").exists()
         return
-    encode_corpus(encoding, data, out)
+    encode()
     oracle = oracle_of(name)
     assert_close(read_vectors(out), oracle.passages_PxD)
     if backend == "jax":
         return  # a search of these vectors is the same
-    index = open_index(out, folder_of(name))
+    index = open_index(out, open_model(folder_of(name), None))
     run = search_run(index, dict(enumerate(QUERIES)), len(PASSAGES))
     for query, scores_P in enumerate(oracle.scores_QxP):
         rows = [int(passage.removeprefix("p")) for passage in run[query]]
@@ -253,12 +271,13 @@ def encoder_of(config):
 def test_a_whole_adaptation_compares_with_the_model_as_published(
     folder_of, oracle_of, data, tmp_path
 ):
-    name = "e5-small-v2"  # its prompts are known by its name alone
+    name = "e5-small-v2"  # its prompts are not in its folder
     corpus = write_records(tmp_path / "text.jsonl", ({"text": text} for text in make_texts(24)))
     length = longest_input(CASES[name].folder)
     settings = [f"--config.data.length={length}", "--config.train.steps=2"]
     workdir = tmp_path / "adapted"
-    adapt_module.adapt(workdir, str(corpus), str(folder_of(name)), Trial(data), settings)
+    given = given_of(CASES[name])
+    adapt_module.adapt(workdir, str(corpus), str(folder_of(name)), Trial(data), settings, given)
     oracle = oracle_of(name)
     run = {
         f"q{query}": {f"p{passage}": float(score) for passage, score in enumerate(scores_P)}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cocondenser_jax as cj
+from cocondenser_jax.model_folder.model import open_model
 from tests.world import write_records, write_run, write_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +52,7 @@ def workdir(tmp_path_factory):
     run = folder / "runs" / "cocondenser"
     write_run(run, config, cj.init_params(config, seed=1), folder / "tokenizer")
     cj.export_run(run, folder / "exported")
-    encode_corpus(Encoding(folder / "exported"), folder, folder / "runs" / "embeddings")
+    encode_corpus(Encoding(open_model(folder / "exported")), folder, folder / "runs" / "embeddings")
     build_index(folder / "runs" / "embeddings", folder / "runs" / "index")
     return folder
 

@@ -20,8 +20,9 @@ from sentence_transformers.sentence_transformer.modules import (
 from cocondenser_jax import representation as module
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
-from cocondenser_jax.model_folder.folder import ROUTER, read_representation
-from cocondenser_jax.model_folder.modules import MODULES, SETTINGS, from_files, json_files, to_files
+from cocondenser_jax.model_folder import model as model_module
+from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.model_folder.modules import MODULES, SETTINGS, from_files, to_files
 from cocondenser_jax.representation import (
     SPELLINGS,
     Given,
@@ -45,7 +46,7 @@ EVERYTHING = Representation(
     normalized=True,
     similarity="cosine",
     sizes=(8,),
-    prompts=(("document", "passage: "), ("query", "query: ")),
+    prompts=(("query", "query: "), ("document", "passage: ")),
     default_prompt="query",
     include_prompt=False,
     max_length=24,  # the network's positions
@@ -72,15 +73,20 @@ def saved(research_folders, tmp_path_factory):
     return folder
 
 
-def test_a_folder_of_the_library_is_described(saved):
-    assert read_representation(saved) == EVERYTHING
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_of_the_library_is_described(saved, monkeypatch, is_there):
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: is_there)
+    found = open_model(saved).representation
+    assert dict(found.prompts) == dict(EVERYTHING.prompts)
+    assert found._replace(prompts=EVERYTHING.prompts) == EVERYTHING
 
 
 def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "model")
     before = SentenceTransformer(str(saved))
-    for name in [MODULES, *json_files(json.loads((saved / MODULES).read_text()))]:
-        (folder / name).unlink(missing_ok=True)
+    for path in folder.rglob("*.json"):
+        if not path.name.startswith("tokenizer") and path != folder / "config.json":
+            path.unlink()
     described = EVERYTHING._replace(max_length=20, passage_length=18)
     files = to_files(described, 32, 24, {"add_pooling_layer": False})
     shutil.copy(
@@ -88,7 +94,7 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
     )  # what that says of the length is overruled
     for name, content in files.items():
         write_json(folder / name, content)
-    assert read_representation(folder) == described
+    assert open_model(folder).representation == described
     model = SentenceTransformer(str(folder))
     assert model.max_seq_length == 20
     assert (model.similarity_fn_name, model.truncate_dim) == ("cosine", 8)
@@ -112,42 +118,14 @@ def test_what_is_cut_is_written_at_its_first_size_alone():
         assert files[SETTINGS].get("truncate_dim") == expected
 
 
-def test_what_a_folder_says_of_pooling_and_similarity():
-    modules = [
-        {"type": f"sentence_transformers.models.{kind}", "path": path}
-        for kind, path in (("Transformer", ""), ("Pooling", "1"), ("Normalize", "2"))
-    ]
-    modules, normalize = modules[:2], modules[2]
-    pooling = {"1/config.json": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}
-
-    def read(modules, **settings):
-        return from_files(modules, {**pooling, SETTINGS: settings})
-
-    assert read(modules, similarity_fn_name="dot") == SPELLINGS["mean"]
-    for silent in (read(modules), read(modules, similarity_fn_name=None)):
-        assert silent == SPELLINGS["mean"]._replace(similarity="cosine")
-    named = read(modules, similarity_fn_name="cosine")
-    assert (named.normalized, named.is_cosine, named.score_scale) == (False, True, 20.0)
-    normalized = read([*modules, normalize], similarity_fn_name="dot")
-    assert (normalized.similarity, normalized.is_cosine) == ("dot", True)
+def test_a_plain_folder_that_generates_text_is_pooled_by_its_last_token():
     silent = Representation("mean", similarity="cosine")
-    assert read(None, prompts={"query": "q: "}, similarity_fn_name="dot") == silent
-    config = {"config.json": {"architectures": ["Qwen3ForCausalLM"]}}
-    assert from_files(None, config) == silent._replace(pooling="lasttoken")
-    for default, expected in (("query", "query"), ("document", None), (None, None)):
-        prompts = {"query": "q: ", "document": ""}  # nothing comes before a document
-        assert (
-            read(modules, prompts=prompts, default_prompt_name=default).default_prompt == expected
+    for architecture, pooling in (("BertModel", "mean"), ("Qwen3ForCausalLM", "lasttoken")):
+        config = {"architectures": [architecture]}
+        found = from_files(
+            None, lambda name, config=config: config if name == "config.json" else {}
         )
-
-
-def test_the_files_of_older_releases_are_read_where_the_newer_say_nothing(saved, tmp_path):
-    folder = shutil.copytree(saved, tmp_path / "model")
-    (folder / "sentence_bert_config.json").write_text("{}")
-    for kind, length in (("xlnet", 7), ("roberta", 6)):
-        write_json(folder / f"sentence_{kind}_config.json", {"max_seq_length": length})
-        assert read_representation(folder).max_length == length
-        assert SentenceTransformer(str(folder)).max_seq_length == length
+        assert found == silent._replace(pooling=pooling)
 
 
 @pytest.mark.parametrize("kind", ["SparseEncoder", "x", None])
@@ -157,7 +135,7 @@ def test_a_model_of_another_kind_is_refused(saved, tmp_path, kind):
     settings = json.loads((folder / SETTINGS).read_text())
     write_json(folder / SETTINGS, settings | {"model_type": kind})
     with pytest.raises(UserError, match=f"is a {kind!r} by its config_sentence_transformers.json"):
-        read_representation(folder)
+        open_model(folder)
 
 
 def test_a_folder_without_modules_has_no_settings(research_folders, tmp_path):
@@ -167,7 +145,7 @@ def test_a_folder_without_modules_has_no_settings(research_folders, tmp_path):
     np.testing.assert_array_equal(
         SentenceTransformer(str(folder)).encode_query(["early layers"]), expected
     )
-    assert read_representation(folder) == read_representation(research_folders["bert"])
+    assert open_model(folder).representation == open_model(research_folders["bert"]).representation
 
 
 def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
@@ -177,7 +155,7 @@ def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
     assert said["module_input_name"] == "sentence_embedding"
     write_json(path, said | {"module_input_name": "token_embeddings"})
     with pytest.raises(UserError, match="Normalize module with module_input_name 'token_emb"):
-        read_representation(folder)
+        open_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +164,7 @@ def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
 )
 def test_texts_are_limited_by_the_tokenizer_only_where_that_has_a_limit(limit, expected):
     files = {"tokenizer_config.json": {"model_max_length": limit}}
-    assert from_files(None, files).max_length == expected
+    assert from_files(None, lambda name: files.get(name, {})).max_length == expected
 
 
 def test_what_a_modules_file_leaves_out_is_what_the_library_takes(saved, tmp_path):
@@ -195,7 +173,7 @@ def test_what_a_modules_file_leaves_out_is_what_the_library_takes(saved, tmp_pat
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **off})
     write_json(folder / "2_Dense" / "config.json", {"in_features": 32, "out_features": 48})
     library = SentenceTransformer(str(folder))
-    described = read_representation(folder)
+    described = open_model(folder).representation
     assert described.pooling == library[1].pooling_mode == "mean"
     assert described.dense[0] == module.Dense(32, 48)
     assert library[2].linear.bias is not None
@@ -236,19 +214,30 @@ def test_what_a_user_says_stands_in_place_of_what_the_folder_says():
 def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_path):
     folder = tmp_path / "towers"
     load_retriever(saved, two_towers=True).save_pretrained(str(folder))
-    assert read_representation(folder) == EVERYTHING
-    router = json.loads((folder / ROUTER).read_text())
+    opened = open_model(folder)
+    assert opened.representation == EVERYTHING
+    assert {task: each.path.name for task, each in opened.networks.items()} == {
+        "document": "document_0_Transformer",
+        "query": "query_0_Transformer",
+    }
+    with pytest.raises(UserError, match="has two towers"):
+        _ = opened.network
+    router_file = folder / "router_config.json"
+    router = json.loads(router_file.read_text())
     kinds = router["structure"]
     for structure, said in (
         (
             kinds | {"query": kinds["query"][:-1]},
             "makes the vectors of queries otherwise than those of passages",
         ),
-        ({"query": kinds["query"]}, f"has a {ROUTER} without a route named document"),
+        (
+            {"query": kinds["query"]},
+            "has no router_config.json with routes named document and query",
+        ),
     ):
-        write_json(folder / ROUTER, router | {"structure": structure})
+        write_json(router_file, router | {"structure": structure})
         with pytest.raises(UserError, match=re.escape(f"{folder} {said}")):
-            read_representation(folder)
+            open_model(folder)
 
 
 def test_modules_that_follow_two_towers_are_those_of_both(saved, tmp_path):
@@ -257,7 +246,7 @@ def test_modules_that_follow_two_towers_are_those_of_both(saved, tmp_path):
     modules = [Router.for_query_document(*towers), Dense(32, 16), Normalize()]
     model = SentenceTransformer(modules=modules, similarity_fn_name="dot")
     model.save_pretrained(str(tmp_path / "model"))
-    described = read_representation(tmp_path / "model")
+    described = open_model(tmp_path / "model").representation
     assert (described.dense, described.normalized) == ((module.Dense(32, 16),), True)
 
 
@@ -319,8 +308,8 @@ def test_other_values_are_no_representation(change):
     [
         (
             MODULES,
-            [{"type": "sentence_transformers.models.Router", "path": ""}],
-            "makes its vectors by Router; expected",
+            [{"type": "sentence_transformers.models.Asym", "path": ""}],
+            "has no router_config.json with routes named",
         ),
         (MODULES, [{"type": "x.Module", "path": ""}], "has a module 'x.Module', which needs code"),
         (MODULES, [], "makes its vectors by no modules; expected Transformer, Pooling"),
@@ -331,16 +320,9 @@ def test_other_values_are_no_representation(change):
             {"similarity_fn_name": "euclidean"},
             "compares vectors by 'euclidean'; expected",
         ),
-        (SETTINGS, [], f"has no JSON object in {SETTINGS}"),
-        (SETTINGS, {"prompts": ["query"]}, f"has no JSON object in {SETTINGS}: prompts"),
-        (SETTINGS, {"truncate_dim": "8"}, f"has a {SETTINGS} where truncate_dim is '8'; expected"),
-        ("1_Pooling/config.json", None, "has no JSON object in 1_Pooling/config.json"),
-        ("2_Dense/config.json", {"in_features": 3}, "has a Dense module without in_features and"),
-        (
-            "sentence_bert_config.json",
-            {"max_seq_length": 0},
-            "has a sentence_bert_config.json where",
-        ),
+        (SETTINGS, [], f"{SETTINGS}: expected a JSON object"),
+        (SETTINGS, {"prompts": ["query"]}, "cannot be loaded as a bi-encoder"),
+        ("2_Dense/config.json", {"in_features": 3}, "cannot be loaded as a bi-encoder"),
     ],
 )
 def test_a_folder_that_is_none_of_the_librarys_ends_in_one_line(
@@ -348,8 +330,38 @@ def test_a_folder_that_is_none_of_the_librarys_ends_in_one_line(
 ):
     folder = shutil.copytree(saved, tmp_path / "model")
     write_json(folder / name, content)
-    with pytest.raises(UserError, match=re.escape(f"{folder} {said}")):
-        read_representation(folder)
+    with pytest.raises(UserError, match=f"{re.escape(str(folder))}.{re.escape(said)}"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (SETTINGS, {"prompts": ["query"]}, f"has no JSON object in {SETTINGS}: prompts"),
+        (SETTINGS, {"truncate_dim": "8"}, f"has a {SETTINGS} where truncate_dim is '8'; expected"),
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": 0},
+            "has a sentence_bert_config.json where",
+        ),
+        ("sentence_bert_config.json", {}, "is written in another form"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools otherwise than by cls"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True},
+            "pools otherwise than by cls",
+        ),
+        ("2_Dense/config.json", {"in_features": 3}, "has a Dense module without in_features and"),
+    ],
+)
+def test_another_form_needs_pytorch_once(saved, tmp_path, name, content, said, monkeypatch):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    write_json(folder / name, content)
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
+    with pytest.raises(UserError) as error:
+        open_model(folder)
+    assert f"{folder} {said}" in str(error.value)
+    assert "`cocondenser resolve`" in str(error.value)
 
 
 @pytest.mark.parametrize(("length", "written"), [(None, 64), (16, 16), (64, 64), (100, 64)])

@@ -113,22 +113,28 @@ def encode(
 ):
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.files.remote import output_folder
+    from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retriever.search.embeddings import write_parquet
     from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
     from cocondenser_jax.retriever.search.quantized import QUANTIZED
 
+    given = Given(
+        pooling=pooling,
+        similarity=similarity,
+        query_prompt=query_prompt,
+        passage_prompt=passage_prompt,
+        title_separator=title_separator,
+        dimensions=dimensions,
+    )
+    engine = make_engine(tasks, workers, executor, executor_options)
+    if task != (0, 1) and (engine or parquet):
+        raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
+    if parquet and dtype in QUANTIZED:
+        raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
     encoding = Encoding(
-        model=model,
+        model=open_model(model, given),
         passage_length=passage_length,
-        given=Given(
-            pooling=pooling,
-            similarity=similarity,
-            query_prompt=query_prompt,
-            passage_prompt=passage_prompt,
-            title_separator=title_separator,
-            dimensions=dimensions,
-        ),
         precision=precision,
         dtype=dtype,
         batch_size=batch_size,
@@ -137,11 +143,6 @@ def encode(
         from cocondenser_jax.flax_encoder import run_in_flax
 
         encoding = encoding._replace(backend=run_in_flax)
-    engine = make_engine(tasks, workers, executor, executor_options)
-    if task != (0, 1) and (engine or parquet):
-        raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
-    if parquet and dtype in QUANTIZED:
-        raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
     with output_folder(out, task, grows=True) as folder:
         manifest = encode_corpus(
             encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine
@@ -206,12 +207,13 @@ def search(
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
+        from cocondenser_jax.model_folder.model import open_model
         from cocondenser_jax.retriever.search.opening import VectorSearch, open_index
         from cocondenser_jax.retriever.search.search import search_text_timed
 
         opened = open_index(
             index or embeddings,
-            model,
+            open_model(model, None),
             vectors=VectorSearch(parameters, device, oversampling),
             hybrid=hybrid,
             query_prompt=query_prompt,
@@ -289,6 +291,7 @@ def retrieve(
     ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
+    from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.data.folder import (
         read_asked,
         relevant_passages,
@@ -303,7 +306,7 @@ def retrieve(
     relevant = relevant_passages(asked.qrels)
     opened = open_index(
         index or embeddings,
-        model,
+        open_model(model, None),
         vectors=VectorSearch(parameters, device, oversampling),
         hybrid=hybrid,
         query_prompt=query_prompt,

@@ -109,6 +109,7 @@ def rerank(
     ignore_identical_ids,
 ):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
+    from cocondenser_jax.model_folder.model import open_network
     from cocondenser_jax.retriever.search.rerank import Candidates, rerank
 
     candidates = Candidates(
@@ -120,7 +121,8 @@ def rerank(
         ignore_identical_ids=ignore_identical_ids,
         corpus=corpus,
     )
-    metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
+    network = open_network(model)
+    metrics = rerank(network, candidates, run_out, batch_size=batch_size, precision=precision)
     print_metrics(metrics, json_out)
 
 

@@ -9,6 +9,7 @@ from cocondenser_jax.cli.flags import (
     CORPUS,
     ENGINE,
     EXPERIMENT,
+    GIVEN,
     JSON_OUT,
     SOURCE,
     command,
@@ -155,6 +156,23 @@ def convert(checkpoint, out, step):
     from cocondenser_jax.pretrain.export import export_run
 
     export_run(checkpoint, out, step=step)
+    print_text(out)
+
+
+@command(
+    "resolve --model=BAAI/bge-small-en-v1.5 --out=models/bge-small-en-v1.5",
+    required("--model", Path, "the model: a folder or Hub name"),
+    required("--out", Path, "output folder"),
+    *GIVEN,
+    flag("--title_separator", str, "between title and text (default: the model's own, a space)"),
+)
+def resolve(model, out, **given):
+    """Copy a published model, all of it written down: without PyTorch, pretrain starts from it."""
+    from cocondenser_jax.convert.resolve import resolve_model
+    from cocondenser_jax.model_folder.model import open_model
+    from cocondenser_jax.representation import Given
+
+    resolve_model(open_model(model, Given(**given)), out)
     print_text(out)
 
 

@@ -1,10 +1,9 @@
 """A Hugging Face folder or hub model → Flax parameters. Nothing in it is executed."""
 
-import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,13 @@ from cocondenser_jax.errors import UnsupportedError, UserError, first_three, who
 from cocondenser_jax.files.whole import read_object
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
-from cocondenser_jax.model_folder.folder import (
-    HEADS,
-    find_dense,
-    find_weights,
-    read_representation,
+from cocondenser_jax.model_folder.folder import find_weights
+from cocondenser_jax.model_folder.model import (
+    ModelFolder,
+    Network,
+    open_model,
+    require_float_weights,
 )
-from cocondenser_jax.model_folder.hub import find_folder
 from cocondenser_jax.representation import (
     ACTIVATIONS,
     AS_IN_PAPERS,
@@ -54,7 +53,7 @@ _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|d
 
 
 def load_folder(
-    name_or_folder: str | Path,
+    model: ModelFolder | str | Path,
     *,
     n_head_layers: int | None = None,
     skip_from: int | None = None,
@@ -65,9 +64,9 @@ def load_folder(
     """Reads a backbone and its Condenser head.
 
     Args:
-      name_or_folder: a folder with `config.json` and weights (safetensors or PyTorch, in one file
-        or in shards), or the name of a model on the Hugging Face hub. The Condenser head is read
-        from `condenser_head.safetensors` or `model.pt`, its shape from `condenser.json`.
+      model: as it is opened; or a folder with `config.json` and weights (safetensors or PyTorch, in
+        one file or in shards), or the name of a model on the Hugging Face hub. The Condenser head
+        is read from `condenser_head.safetensors` or `model.pt`, its shape from `condenser.json`.
       n_head_layers: layers of a new Condenser head, where the folder has none; None for 2, 0 for no
         head.
       skip_from: the backbone layer that a new head reads, or a head that does not say which; None
@@ -81,72 +80,73 @@ def load_folder(
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
     """
-    folder = find_folder(name_or_folder)
-    head = _read_head(folder)
+    if not isinstance(model, ModelFolder):
+        model = open_model(model, plain=AS_IN_PAPERS)
+    head = _read_head(model)
     config = _shape(
-        folder,
+        model,
         head,
         n_head_layers=n_head_layers,
         skip_from=skip_from,
         representation=representation,
     )
-    tensors = _read_model(folder, config) | head
-    params = with_missing_head(folder, tensors, config, init_head_seed, trains_mlm=trains_mlm)
+    tensors = _read_model(model.network, config) | _read_dense(model, config) | head
+    params = with_missing_head(model.path, tensors, config, init_head_seed, trains_mlm=trains_mlm)
     others = tensors.keys() - expected_shapes(config).keys()
     if unused := sorted(name for name in others if not _IGNORED.search(name)):
-        logger.warning("%s: %d tensors are not used: %s", folder, len(unused), first_three(unused))
+        shown = first_three(unused)
+        logger.warning("%s: %d tensors are not used: %s", model.path, len(unused), shown)
     return config, params
 
 
-def load_encoder(
-    folder: Path, representation: Representation | None = None
-) -> tuple[ModelConfig, Params]:
-    """Reads what makes vectors: the backbone and what follows it, with zeros as MLM projection.
+def load_encoder(network: Network, representation: Representation) -> tuple[ModelConfig, Params]:
+    """Reads the backbone that makes a vector without dense layers, with zeros as MLM projection.
 
-    Args and errors are those of `load_folder`; nothing is drawn, which takes a compilation.
+    Errors are those of `load_folder`; nothing is drawn, which takes a compilation.
     """
-    config = _shape(folder, {}, n_head_layers=0, representation=representation)
-    tensors = _read_model(folder, config)
-    shapes = expected_shapes(config)
-    zeros = {name: np.zeros(shapes[name], np.float32) for name in _names_of_mlm(shapes, config)}
-    return config, with_missing_head(folder, zeros | tensors, config, None)
+    config = _config(network, {"representation": representation, "n_head_layers": 0})
+    tensors = _read_model(network, config)
+    return config, with_missing_head(network.path, _zeros_of_mlm(config) | tensors, config, None)
 
 
-def read_shape(folder: Path) -> ModelConfig:
+def load_vectors(model: ModelFolder) -> tuple[ModelConfig, Params]:
+    """Reads all that makes a model's vectors, with zeros as MLM projection; see `load_encoder`."""
+    config = _shape(model, {}, n_head_layers=0)
+    tensors = _read_model(model.network, config) | _read_dense(model, config)
+    return config, with_missing_head(model.path, _zeros_of_mlm(config) | tensors, config, None)
+
+
+def read_shape(model: ModelFolder) -> ModelConfig:
     """Reads a model's shape, and its Condenser head's if it has one, without its weights.
 
     Raises:
       UnsupportedError: for what the Flax network does not compute.
     """
-    return _shape(folder, _read_head(folder), n_head_layers=0)
+    return _shape(model, _read_head(model), n_head_layers=0)
 
 
-def _trained_representation(folder: Path) -> Representation:
-    """Returns what is trained of a folder's representation."""
-    try:
-        published = read_representation(folder, plain=AS_IN_PAPERS)
-    except UserError as error:
-        raise UserError(f"{error} ({_OTHER_VECTORS})") from error
+def _require_trainable(model: ModelFolder) -> None:
+    """Raises an UnsupportedError for a representation that the Flax network does not compute."""
+    published = model.representation
     for layer in published.dense:
         if layer.activation_name not in ACTIVATIONS:
             expected = ", ".join(ACTIVATIONS)
             raise UnsupportedError(
-                folder,
+                model.path,
                 f"has a Dense layer that ends in {layer.activation};"
                 f" expected {expected} of torch.nn",
                 _OTHER_VECTORS,
             )
     if published.pooling not in POOLINGS:
         reason = f"pools by {published.pooling}; expected cls or mean"
-        raise UnsupportedError(folder, reason, _OTHER_VECTORS)
+        raise UnsupportedError(model.path, reason, _OTHER_VECTORS)
     if published.scaled_before_dense:
         reason = "scales vectors before a dense layer, which the Flax network does not"
-        raise UnsupportedError(folder, reason, _OTHER_VECTORS)
-    return published
+        raise UnsupportedError(model.path, reason, _OTHER_VECTORS)
 
 
 def _shape(
-    folder: Path,
+    model: ModelFolder,
     head: Mapping[str, np.ndarray],
     *,
     n_head_layers: int | None,
@@ -154,26 +154,30 @@ def _shape(
     representation: Representation | None = None,
 ) -> ModelConfig:
     """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
-    fields = _read_backbone_config(folder)
-    fields["skip_from"] = fields["num_hidden_layers"] // 2
+    fields: dict[str, Any] = {"representation": model.representation}
     if representation is None:
-        fields["representation"] = _trained_representation(folder)
+        _require_trainable(model)
     else:
-        with contextlib.suppress(UserError):  # modules that are not used
-            own = read_representation(folder, plain=AS_IN_PAPERS)
-            representation = representation.reading_as(own)
-        fields["representation"] = representation
+        fields["representation"] = representation.reading_as(model.representation)
     if skip_from is not None:
         fields["skip_from"] = skip_from
     if n_head_layers is not None:
         fields["n_head_layers"] = n_head_layers
     if n_found := len({name.split(".")[1] for name in head}):
         fields["n_head_layers"] = n_found
-        fields |= read_object(folder / "condenser.json", {})
+        fields |= read_object(model.path / "condenser.json", {})
+    return _config(model.network, fields)
+
+
+def _config(network: Network, fields: Mapping[str, Any]) -> ModelConfig:
+    """Returns the shape of a network, with other fields of it than config.json has."""
+    require_float_weights(network)
+    own = _read_backbone_config(network)
+    own["skip_from"] = own["num_hidden_layers"] // 2
     try:
-        config = ModelConfig(**fields)
+        config = ModelConfig(**{**own, **fields})
     except (TypeError, UserError) as error:
-        raise UserError(f"{folder}: {error}") from error
+        raise UserError(f"{network.path}: {error}") from error
     if (config.representation.max_length or 0) < config.max_length:
         return config
     no_limit = config.representation._replace(max_length=None)
@@ -219,16 +223,23 @@ def with_missing_head(
     return from_tensors(tensors, config)
 
 
+def _zeros_of_mlm(config: ModelConfig) -> dict[str, np.ndarray]:
+    shapes = expected_shapes(config)
+    return {name: np.zeros(shapes[name], np.float32) for name in _names_of_mlm(shapes, config)}
+
+
 def _names_of_mlm(names: Iterable[str], config: ModelConfig) -> set[str]:
     """Returns those of a model's tensors that are its MLM projection's."""
     others = (HEAD_PREFIX, DENSE_PREFIX, NAMES[config.model_type].backbone)
     return {name for name in names if not name.startswith(others)}
 
 
-def _read_backbone_config(folder: Path) -> dict[str, Any]:
+def _read_backbone_config(network: Network) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that config.json holds."""
-    path = folder / "config.json"
-    values = read_object(path)
+    path = network.path / "config.json"
+    values = network.config
+    if not values:
+        raise UserError(f"{path}: expected the settings of a network")
     model_type = values.get("model_type")
     backbone = find_backbone(model_type)
     if backbone is None:
@@ -283,38 +294,33 @@ def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _read_model(folder: Path, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Reads all tensors of a model but those of a Condenser head, by today's names."""
-    tensors = _canonical(_read_weights(folder), NAMES[config.model_type], folder)
-    return tensors | _read_dense(folder) if config.representation.dense else tensors
+def _read_model(network: Network, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Reads all tensors of a network, by today's names."""
+    tensors = read_weights(network.weights, network.path)
+    return _canonical(tensors, NAMES[config.model_type], network.path)
 
 
-def _read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Reads all tensors of a model."""
-    tensors: dict[str, np.ndarray] = {}
-    for path in find_weights(folder):
-        tensors |= _read_tensors(path)
-    if not tensors:
+def read_weights(files: Sequence[Path], folder: Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of the files of a folder's weights."""
+    if not files:
         raise UserError(f"{folder}: no weights; expected model.safetensors or pytorch_model.bin")
-    return tensors
+    return {name: value for path in files for name, value in _read_tensors(path).items()}
 
 
-def _read_dense(folder: Path) -> dict[str, np.ndarray]:
-    """Reads the dense layers after the pooling, by the names of `tensor_names`."""
+def _read_dense(model: ModelFolder, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Reads the dense layers that are trained, by the names of `tensor_names`."""
+    folders = model.dense if config.representation.dense else ()
     return {
         f"{DENSE_PREFIX}{number}.{name}": value
-        for number, path in enumerate(find_dense(folder))
-        for name, value in _read_weights(path).items()
+        for number, folder in enumerate(folders)
+        for name, value in read_weights(find_weights(folder), folder).items()
     }
 
 
-def _read_head(folder: Path) -> dict[str, np.ndarray]:
+def _read_head(model: ModelFolder) -> dict[str, np.ndarray]:
     """Reads the Condenser head, or nothing where the folder has none."""
-    for name in HEADS:
-        if (folder / name).is_file():
-            tensors = _read_tensors(folder / name)
-            return {key: value for key, value in tensors.items() if key.startswith(HEAD_PREFIX)}
-    return {}
+    tensors = _read_tensors(model.head) if model.head else {}
+    return {key: value for key, value in tensors.items() if key.startswith(HEAD_PREFIX)}
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -355,6 +361,12 @@ def _canonical(
                 f"{folder}: {prefix}decoder.weight differs from the word embeddings;"
                 " only tied MLM projections are supported"
             )
-        if prefix and f"{prefix}decoder.bias" in renamed:
-            renamed.setdefault(f"{prefix}bias", renamed[f"{prefix}decoder.bias"])
+        bias = renamed.get(f"{prefix}decoder.bias")
+        if not prefix or bias is None:
+            continue
+        if not np.array_equal(renamed.setdefault(f"{prefix}bias", bias), bias):
+            raise UserError(
+                f"{folder}: {prefix}decoder.bias differs from {prefix}bias; only one bias of the"
+                " MLM projection is supported"
+            )
     return renamed

@@ -26,7 +26,7 @@ from cocondenser_jax.errors import escape_control
 from cocondenser_jax.files.whole import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import OWN_HEAD
-from cocondenser_jax.model_folder.modules import MODULES, dense_paths, to_files
+from cocondenser_jax.model_folder.modules import MODULES, kinds_and_paths, to_files
 from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
 
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
@@ -66,7 +66,8 @@ def export_folder(
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
         for file, content in files.items():
             write_json(folder / file, content)
-        for file, part in _files_of_weights(tensors, dense_paths(files[MODULES])).items():
+        dense = [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
+        for file, part in _files_of_weights(tensors, dense).items():
             save_file(part, folder / file, metadata={"format": "pt"})
         save_tokenizer(tokenizer, folder, config.max_length)
         write_text(folder / "README.md", _model_card(out.name, config, facts))

@@ -38,6 +38,7 @@ from cocondenser_jax.corpus.tokenizer import (
     SpanTokenizer,
     load_tokenizer,
     save_tokenizer,
+    special_strings,
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError, first_three
@@ -248,13 +249,23 @@ def _write_store(
             else:
                 yield document
 
+    special = special_strings(tokenizer)
+    held: Counter[str] = Counter()
     with TokenWriter(folder, tokenizer.vocab_size, settings.max_tokens) as writer:
         for batch in batches(unique_documents()):
+            held.update(string for each in batch for string in special if string in each.text)
             spans_D = cut_documents(batch, tokenizer, settings.max_tokens, settings.short_span_prob)
             rows = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
             dropped["too_short"] += len(batch) - len(rows)
             n_single += sum(len(spans) == 1 for _, spans in rows)
             writer.write(rows)
+    for string, n_documents in held.items():
+        logger.warning(
+            "%d documents hold %s: training reads its letters, but a model in use the token of that"
+            " name, so that its vectors of such texts are others",
+            n_documents,
+            string,
+        )
     (folder / "tokenizer").mkdir()
     save_tokenizer(tokenizer, folder / "tokenizer")
     manifest = {

@@ -16,7 +16,6 @@ from cocondenser_jax.corpus.spans import Span, spans_of_texts
 from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.errors import UserError, whole_message
-from cocondenser_jax.model_folder.folder import lowers_case, network_folder
 
 # With capitals, accents, punctuation, characters that stand alone or that normalizers replace; and
 # one of more tokens than most networks read.
@@ -81,18 +80,22 @@ def require_same_tokens(
                 )
 
 
-def reader_of_folder(folder: Path) -> Callable[[str], list[int]]:
-    """Returns what reads a text as sentence-transformers does with the model of a folder."""
+def search_reader(folder: Path, *, lowers_case: bool = False) -> Callable[[str], list[int]]:
+    """Returns what reads a text as sentence-transformers does with a model.
+
+    Args:
+      folder: of the model's tokenizer.
+      lowers_case: see `ModelFolder`.
+    """
     from transformers import AutoTokenizer  # slow to import
 
-    of_network = network_folder(folder)
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(of_network, trust_remote_code=False)
+        loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises anything for a broken folder
         raise UserError(
             f"{folder} holds no tokenizer that loads: {whole_message(error)}"
         ) from error
-    lower = normalizers.Lowercase().normalize_str if lowers_case(folder) else str
+    lower = normalizers.Lowercase().normalize_str if lowers_case else str
 
     def read(text: str) -> list[int]:
         # Not verbose: it would warn that a model cannot read all of a long text.

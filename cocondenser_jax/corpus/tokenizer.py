@@ -199,6 +199,11 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     ids = _ids_of_roles(kind, entries, name)
     added = backend.get_added_tokens_decoder().items()
     special_ids = {*ids.values(), *(number for number, token in added if token.special)}
+    if phrases := [token.content for _, token in added if len(token.content.split()) > 1]:
+        raise UserError(
+            f"tokenizer {name} has added tokens of several words, such as {phrases[0]!r}: texts are"
+            " tokenized word by word here, so they would never be read as the model reads them"
+        )
     unknown_id = _unknown_id(state["model"], entries)
     if unknown_id is not None:
         special_ids.add(unknown_id)
@@ -220,6 +225,12 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         special_ids=tuple(sorted(special_ids | unused_ids)),
         sha256=_checksum(entries, state),
     )
+
+
+def special_strings(tokenizer: SpanTokenizer) -> list[str]:
+    """Returns what a model in use reads as one token in a text, and training as letters."""
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special]
 
 
 def _state(backend: Tokenizer, entries: Mapping[str, int]) -> dict[str, Any]:

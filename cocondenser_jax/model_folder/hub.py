@@ -4,9 +4,14 @@ import re
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError, whole_message
-from cocondenser_jax.model_folder.folder import HEADS, WEIGHTS
+from cocondenser_jax.model_folder.folder import HEADS
 
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+# By format, in one file or in shards.
+_WEIGHTS = (
+    ("model.safetensors", "model-*-of-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
+)
 # Beside the weights; [0-9]_*: sentence-transformers' modules.
 _FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
 
@@ -24,7 +29,7 @@ def find_folder(name_or_folder: str | Path) -> Path:
 
     try:
         # Many models are published in both formats; the second one is twice the download.
-        for weights in WEIGHTS:
+        for weights in _WEIGHTS:
             of_two_towers = [f"*_0_Transformer/{pattern}" for pattern in weights]
             patterns = [*_FILES, *weights, *of_two_towers]
             folder = Path(snapshot_download(name, allow_patterns=patterns))

@@ -3,7 +3,7 @@
 The functions take and return the parsed contents of the files, and neither read nor write them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cocondenser_jax.representation import (
@@ -11,35 +11,19 @@ from cocondenser_jax.representation import (
     Dense,
     Representation,
     Similarity,
-    library_prompts,
 )
 
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
+TASKS = ("document", "query")  # by which a model of two towers tells them apart
+NETWORK = "config.json"
 _KIND = "SentenceTransformer"  # of models; releases before 5 wrote none
 _TRANSFORMER = "sentence_bert_config.json"
-# As older releases named it, after the class of the network. The library takes the first that says
-# anything, and none of them where there is no modules.json.
-TRANSFORMERS = (
-    _TRANSFORMER,
-    *(
-        f"sentence_{kind}_config.json"
-        for kind in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-    ),
-)
 _TOKENIZER = "tokenizer_config.json"
-_NETWORK = "config.json"
-_NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
+NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # How the tokens of the last layer become a vector, by the names that all releases of
-# sentence-transformers read, in the order in which it joins several.
-_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
+# sentence-transformers read.
+_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
 # What a Dense or Normalize module of sentence-transformers (6.2.0) may be told besides what `Dense`
 # holds: any other value means another computation.
 _USUAL = {
@@ -47,41 +31,10 @@ _USUAL = {
     "module_output_name": "sentence_embedding",
     "use_residual": False,
 }
-_CONFIGURED = ("Pooling", "Dense", "Normalize")  # what has a config.json of its own
 
 
-def json_files(modules: Any) -> list[str]:
-    """Returns the names of the files that `from_files` reads beside modules.json.
-
-    Args:
-      modules: the content of modules.json; None for a folder without it.
-    """
-    if modules is None:
-        return [_NETWORK, _TOKENIZER]
-    layers = _kinds_and_paths(modules)
-    networks = [path for kind, path in layers if kind == "Transformer"]
-    settings = [_join(path, name) for path in networks for name in (*TRANSFORMERS, _TOKENIZER)]
-    others = [_join(path, "config.json") for kind, path in layers if kind in _CONFIGURED]
-    return [SETTINGS, *settings, *others]
-
-
-def dense_paths(modules: Any) -> list[str]:
-    """Returns the folders, within a model's, of its Dense layers, in their order.
-
-    Args:
-      modules: the content of modules.json; None for a folder without it.
-    """
-    return [path for kind, path in _kinds_and_paths(modules) if kind == "Dense"]
-
-
-def network_path(modules: Any) -> str:
-    """Returns the folder, within a model's, of its network; "" where modules.json is silent."""
-    paths = [path for kind, path in _kinds_and_paths(modules) if kind == "Transformer"]
-    return paths[0] if paths else ""
-
-
-def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
-    """Returns what a model folder's vectors are.
+def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
+    """Returns what the vectors are of a folder that is written as `to_files` writes it, or plain.
 
     Without modules.json, they are what sentence-transformers makes of such a folder: the mean over
     all tokens, or the last token of a network that generates text; compared by their cosine. It
@@ -89,97 +42,76 @@ def from_files(modules: Any, files: Mapping[str, Any]) -> Representation:
 
     Args:
       modules: the content of modules.json; None for a folder without it.
-      files: the contents, by name, of those of `json_files` that the folder has.
+      read: returns the JSON object in a file of the folder; {} where there is no such file.
 
     Raises:
-      ValueError: for modules that the record cannot describe, or files that are not as
-        sentence-transformers writes them. The message begins with a verb, for a caller to
-        put the name of the folder before it.
+      ValueError: for a folder that is written otherwise. The message begins with a verb, for a
+        caller to put the name of the folder before it.
     """
-    settings = _mapping(files.get(SETTINGS, {}) if modules is not None else {}, SETTINGS)
-    kind = settings.get("model_type", _KIND)
-    if kind != _KIND:  # the library would make a model of the network alone
-        raise ValueError(f"is a {kind!r} by its {SETTINGS}; expected {_KIND}")
+    limit = _token_limit(read(_TOKENIZER))
+    if modules is None:
+        generates = "ForCausalLM" in str(read(NETWORK).get("architectures"))
+        pooling = "lasttoken" if generates else "mean"
+        return Representation(pooling=pooling, similarity="cosine", max_length=limit)
+    layers = kinds_and_paths(modules)
+    before, dense, after = around_dense([kind for kind, _ in layers[2:]])
+    network, pooling_file = read(_TRANSFORMER), read(join(layers[1][1], "config.json"))
+    if layers[0][1] or before or not network:
+        raise ValueError(f"is written in another form than {_TRANSFORMER} in the folder itself")
+    others = {path: read(join(path, "config.json")) for _, path in layers[2:]}
+    for (kind, _), config in zip(layers[2:], others.values(), strict=True):
+        require_usual(kind, config)
+    settings = read(SETTINGS)
     prompts = _prompts(settings)
     default = str(settings.get("default_prompt_name"))
     size = _whole(settings, "truncate_dim", SETTINGS)
-    published = Representation(
-        similarity=similarity_of(settings),
+    return Representation(
+        pooling=_pooling(pooling_file),
+        dense=tuple(dense_of(each) for each in [*others.values()][: len(dense)]),
+        normalized=len(after) > 0,
+        similarity=similarity_of(settings.get("similarity_fn_name")),
         sizes=(size,) if size else (),
         prompts=prompts,
         default_prompt=default if default in dict(prompts) else None,
-        max_length=_token_limit(files.get(_TOKENIZER, {})),
+        include_prompt=bool(pooling_file.get("include_prompt", True)),
+        max_length=_whole(network, "max_seq_length", _TRANSFORMER) or limit,
+        query_length=_whole(network, "query_length", _TRANSFORMER),
+        passage_length=_whole(network, "document_length", _TRANSFORMER),
     )
-    if modules is None:
-        architectures = _mapping(files.get(_NETWORK, {}), _NETWORK).get("architectures")
-        generates = "ForCausalLM" in str(architectures)
-        return published._replace(pooling="lasttoken" if generates else "mean")
-    layers = _kinds_and_paths(modules)
-    kinds = [kind for kind, _ in layers]
-    before, dense, after = (len(part) for part in _around_dense(kinds[2:]))
+
+
+def lowers_case(read: Callable[[str], Any]) -> bool:
+    """Returns whether a folder of `from_files` has the case of texts lowered before tokenizing."""
+    return bool(read(_TRANSFORMER).get("do_lower_case"))
+
+
+def require_kind(settings: Mapping[str, Any]) -> None:
+    """Raises a ValueError for a model of another kind, of which the library takes the network."""
+    kind = settings.get("model_type", _KIND)
+    if kind != _KIND:
+        raise ValueError(f"is a {kind!r} by its {SETTINGS}; expected {_KIND}")
+
+
+def require_order(kinds: Sequence[str]) -> None:
+    """Raises a ValueError for modules that `Representation` cannot describe."""
+    before, dense, after = (len(part) for part in around_dense(kinds[2:]))
     expected = ["Normalize"] * before + ["Dense"] * dense + ["Normalize"] * after
-    if kinds != ["Transformer", "Pooling", *expected]:
+    if [*kinds] != ["Transformer", "Pooling", *expected]:
         raise ValueError(
             f"makes its vectors by {', '.join(kinds) or 'no modules'};"
             " expected Transformer, Pooling, perhaps Dense and perhaps Normalize"
         )
-    configs = {
-        kind: [_join(path, "config.json") for of, path in layers if of == kind]
-        for kind in _CONFIGURED
-    }
-    names = [*configs["Pooling"], *configs["Dense"]]
-    pooling, *projections = (_mapping(files.get(name), name) for name in names)
-    for name in configs["Normalize"]:  # releases before 6 wrote no file there
-        _require_usual("Normalize", _mapping(files.get(name, {}), name))
-    name, network = _transformer(files, layers[0][1])
-    limit = _token_limit(files.get(_join(layers[0][1], _TOKENIZER), {}))
-    return published._replace(
-        pooling=_pooling(pooling),
-        scaled_before_dense=before > 0,
-        dense=tuple(_dense(config) for config in projections),
-        normalized=after > 0,
-        include_prompt=bool(pooling.get("include_prompt", True)),
-        max_length=_whole(network, "max_seq_length", name) or limit,
-        query_length=_whole(network, "query_length", name),
-        passage_length=_whole(network, "document_length", name),
-    )
 
 
-def lowers_case(modules: Any, files: Mapping[str, Any]) -> bool:
-    """Returns whether sentence-transformers lowers the case of a text before the tokenizer does.
-
-    Args and errors are those of `from_files`.
-    """
-    return bool(_transformer(files, network_path(modules))[1].get("do_lower_case"))
-
-
-def longest_input(modules: Any, files: Mapping[str, Any]) -> int | None:
-    """Returns how many tokens a folder's settings of its network keep; None: they do not say.
-
-    Args and errors are those of `from_files`.
-    """
-    name, network = _transformer(files, network_path(modules))
-    return _whole(network, "max_seq_length", name)
-
-
-def default_prompt(modules: Any, files: Mapping[str, Any]) -> str:
-    """Returns what is put before inputs for which no prompt is named; "" for nothing.
-
-    Args and errors are those of `from_files`.
-    """
-    settings = _mapping(files.get(SETTINGS, {}) if modules is not None else {}, SETTINGS)
-    return dict(_prompts(settings)).get(str(settings.get("default_prompt_name")), "")
-
-
-def similarity_of(settings: Mapping[str, Any]) -> Similarity:
-    """Returns how a folder compares vectors, by its settings.
+def similarity_of(name: str | None) -> Similarity:
+    """Returns how vectors are compared, by sentence-transformers' name.
 
     Silence means cosine, as in sentence-transformers: releases before 3.0 did not write it down.
 
     Raises:
       ValueError: for a measure that inner products do not rank by.
     """
-    match settings.get("similarity_fn_name"):
+    match name:
         case None | "cosine":
             return "cosine"
         case "dot":
@@ -193,6 +125,8 @@ def to_files(
     hidden_size: int,
     longest: int,
     model_args: Mapping[str, Any],
+    *,
+    lowers_case: bool = False,
 ) -> dict[str, Any]:
     """Returns the contents of a model folder's files by name, as every release reads them.
 
@@ -201,14 +135,13 @@ def to_files(
       hidden_size: of the network.
       longest: tokens that the network can read.
       model_args: what transformers is told when it loads the network.
+      lowers_case: whether texts are lowered before the tokenizer reads them.
     """
     kinds = ["Transformer", "Pooling", *["Dense"] * len(representation.dense)]
     if representation.is_cosine:
         kinds.append("Normalize")
     paths = ["" if kind == "Transformer" else f"{i}_{kind}" for i, kind in enumerate(kinds)]
-    pooling = {
-        flag: representation.pooling == mode for flag, mode in _MODES.items() if mode in POOLINGS
-    }
+    pooling = {flag: representation.pooling == mode for flag, mode in _MODES.items()}
     if not representation.include_prompt:  # releases before 2.4 do not know it
         pooling["include_prompt"] = False
     lengths = {  # only releases from 6.0 know them
@@ -237,53 +170,12 @@ def to_files(
         },
         _TRANSFORMER: {
             "max_seq_length": min(representation.max_length or longest, longest),
-            "do_lower_case": False,
+            "do_lower_case": lowers_case,
             "model_args": dict(model_args),
             **{name: length for name, length in lengths.items() if length},
         },
         SETTINGS: settings,
     }
-
-
-def resolved_files(
-    modules: Any, files: Mapping[str, Any], representation: Representation, hidden_size: int
-) -> dict[str, Any]:
-    """Returns the files of a folder that say what its vectors are, with all of it written down.
-
-    Args:
-      modules: the content of modules.json; None for a folder without it.
-      files: the contents, by name, of those of `json_files` that the folder has.
-      representation: what the vectors are to be: a module is left out, but none is added, but for
-        those of a folder without modules.json. The files of the network are in the folder itself.
-      hidden_size: of the network.
-    """
-    if modules is None:
-        modules = _modules(["Transformer", "Pooling"], ["", "1_Pooling"])
-    layers = list(zip(modules, _kinds_and_paths(modules), strict=True))
-    if not representation.normalized:
-        *parts, _ = _around_dense([kind for _, (kind, _) in layers])
-        layers = layers[: sum(map(len, parts))]
-    kept = [
-        {**module, "path": ""} if kind == "Transformer" else module for module, (kind, _) in layers
-    ]
-    (pooling_file,) = (
-        _join(path, "config.json") for _, (kind, path) in layers if kind == "Pooling"
-    )
-    pooling = dict(files.get(pooling_file, {"word_embedding_dimension": hidden_size}))
-    modes = representation.pooling.split("+")
-    pooling |= {
-        flag: mode in modes for flag, mode in _MODES.items() if flag in pooling or mode in modes
-    }
-    pooling.pop("pooling_mode", None)
-    settings = {
-        "model_type": _KIND,
-        **files.get(SETTINGS, {}),
-        "prompts": library_prompts(dict(representation.prompts)),
-        "default_prompt_name": representation.default_prompt,
-        "similarity_fn_name": representation.similarity,
-        "truncate_dim": representation.sizes[0] if representation.sizes else None,
-    }
-    return {MODULES: kept, pooling_file: pooling, SETTINGS: settings}
 
 
 def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -294,7 +186,7 @@ def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]
     ]
 
 
-def _around_dense(kinds: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+def around_dense(kinds: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
     """Splits the kinds of modules into those before Dense layers, these, and what scales after.
 
     Without a Dense layer, all that scales comes after.
@@ -305,7 +197,12 @@ def _around_dense(kinds: Sequence[str]) -> tuple[Sequence[str], Sequence[str], S
     return kinds[:start], kinds[start:end], kinds[end:]
 
 
-def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
+def kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
+    """Returns the kind and the folder of each module of modules.json.
+
+    Raises:
+      ValueError: for a module that is not one of sentence-transformers'.
+    """
     try:
         layers = [(str(each["type"]), str(each["path"])) for each in modules or []]
     except (KeyError, TypeError) as error:
@@ -316,14 +213,9 @@ def _kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
     return [(kind.rpartition(".")[2], path) for kind, path in layers]
 
 
-def _join(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
+    """Returns the name, within a model's folder, of a file in the folder of a module."""
     return f"{path}/{name}" if path else name
-
-
-def _mapping(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"has no JSON object in {name}")
-    return value
 
 
 def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
@@ -333,36 +225,25 @@ def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
     return value
 
 
-def _transformer(files: Mapping[str, Any], path: str) -> tuple[str, Mapping[str, Any]]:
-    """Returns the name and the content of a network's file of TRANSFORMERS."""
-    names = [_join(path, name) for name in TRANSFORMERS]
-    name = next((name for name in names if files.get(name)), names[0])
-    return name, _mapping(files.get(name, {}), name)
-
-
-def _token_limit(tokenizer: Any) -> int | None:
+def _token_limit(tokenizer: Mapping[str, Any]) -> int | None:
     """Returns how many tokens a tokenizer keeps: all that newer releases write of a model's."""
-    limit = _mapping(tokenizer, _TOKENIZER).get("model_max_length")
-    return limit if type(limit) is int and 0 < limit < _NO_LIMIT else None
+    limit = tokenizer.get("model_max_length")
+    return limit if type(limit) is int and 0 < limit < NO_LIMIT else None
 
 
 def _pooling(config: Mapping[str, Any]) -> str:
-    """Returns the mode of a Pooling module, which older releases give as a flag for each mode.
-
-    Several modes are joined by "+"; where all flags are off, sentence-transformers takes the mean.
-    """
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [mode for flag, mode in _MODES.items() if config.get(flag)] or ["mean"]
-    names = [modes] if isinstance(modes, str) else modes
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"pools by {modes!r}; expected the name of a mode")
-    return "+".join(names)
+    """Returns the mode of a Pooling module, which older releases give as a flag for each mode."""
+    modes = [mode for flag, mode in _MODES.items() if config.get(flag)]
+    others = {key for key, value in config.items() if value is True and key not in _MODES}
+    said = config.get("pooling_mode", modes[0] if len(modes) == 1 else None)
+    if said not in POOLINGS or others - {"include_prompt"}:
+        raise ValueError(f"pools otherwise than by {' or '.join(POOLINGS)}")
+    return str(said)
 
 
-def _dense(config: Mapping[str, Any]) -> Dense:
+def dense_of(config: Mapping[str, Any]) -> Dense:
+    """Returns the linear layer of the config of a Dense module; a ValueError where it says none."""
     defaults = Dense._field_defaults
-    _require_usual("Dense", config)
     try:
         return Dense(
             in_features=int(config["in_features"]),
@@ -374,12 +255,15 @@ def _dense(config: Mapping[str, Any]) -> Dense:
         raise ValueError("has a Dense module without in_features and out_features") from error
 
 
-def _require_usual(kind: str, config: Mapping[str, Any]) -> None:
+def require_usual(kind: str, config: Mapping[str, Any]) -> None:
+    """Raises a ValueError for a Dense or Normalize module that computes something else."""
     for key, usual in _USUAL.items():
         if config.get(key) not in (None, usual):
             raise ValueError(f"has a {kind} module with {key} {config[key]!r}; expected {usual!r}")
 
 
 def _prompts(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    prompts = _mapping(settings.get("prompts") or {}, f"{SETTINGS}: prompts")
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, Mapping):
+        raise ValueError(f"has no JSON object in {SETTINGS}: prompts")
     return tuple((str(name), str(text)) for name, text in prompts.items() if text)

@@ -26,7 +26,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cocondenser_jax.configs.adapt import fit
-from cocondenser_jax.convert.from_torch import load_encoder, read_shape
+from cocondenser_jax.convert.from_torch import load_vectors, read_shape
+from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.corpus.batches import require_room
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
@@ -39,14 +40,8 @@ from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compar
 from cocondenser_jax.files.whole import new_folder
 from cocondenser_jax.flax_encoder import compare_with_flax
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model_folder.folder import (
-    linked_folder,
-    network_folders,
-    read_representation,
-    require_outside,
-    write_resolved,
-)
-from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.model_folder.folder import require_outside
+from cocondenser_jax.model_folder.model import ModelFolder, open_model
 from cocondenser_jax.pipelines.pretraining import pretrain_model
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import reading_as, resolve_without_store
@@ -74,8 +69,7 @@ from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write
 from cocondenser_jax.retriever.compare.survey import Survey
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.compare.verdict import ADAPTED, PUBLISHED, judge
-from cocondenser_jax.retriever.search.loading import require_loadable
-from cocondenser_jax.retriever.search.models import load_as, model_sha256, towers
+from cocondenser_jax.retriever.search.models import load, towers
 from cocondenser_jax.settings import override
 
 logger = logging.getLogger(__name__)
@@ -113,15 +107,15 @@ def adapt(
     require_outside(Path(model), workdir)
     require_not_read(corpus, workdir)
     require_own(workdir / "started.json")
-    start = find_folder(model)
-    vectors = read_representation(start, given)
-    shape, tokenizer = require_trainable(start, vectors)
+    start = open_model(model, given)
+    vectors = start.representation
+    shape, tokenizer = require_trainable(start)
     config = _settings(_propose(_MANY_SPANS), overrides, vectors, shape.longest_text)
     _check(config, shape, tokenizer)
     asked = None if trial is None else _check_judged(trial)
     started = {
         "command": "adapt",
-        "model": model_sha256(start),
+        "model": start.sha256(),
         "corpus": corpus,
         "corpus_sha256": documents_sha256(corpus),
         "overrides": [*overrides],
@@ -132,7 +126,7 @@ def adapt(
     length = config.data.length
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started, free=["corpus"])  # which may move
-        make_once(workdir, published, write_resolved, start, vectors, shape.hidden_size)
+        make_once(workdir, published, resolve_model, start)
         make_once(workdir, store, write_store, corpus, published, length)
         begun = None if asked is None else start_comparison(workdir / TEST, *asked)
         if begun is not None:
@@ -147,46 +141,44 @@ def adapt(
             verdict = f"unknown | {_UNJUDGED.format(published=published, adapted=adapted)}"
             return Outcome([], _keep(workdir, title, verdict, PUBLISHED), [])
         models = [
-            RankedModel(PUBLISHED, published),
-            RankedModel(ADAPTED, adapted, seconds_of(workdir, [adapted])),
+            RankedModel(PUBLISHED, open_model(published)),
+            RankedModel(ADAPTED, open_model(adapted), seconds_of(workdir, [adapted])),
         ]
         compared = compare_models(workdir / TEST, begun, models, baselines=[PUBLISHED])
         return _conclude(workdir, title, compared)
 
 
-def require_trainable(start: Path, vectors: Representation) -> tuple[ModelConfig, SpanTokenizer]:
+def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
     """Returns the shape and tokenizer of a model that JAX trains as it is searched with.
 
     Raises:
       UserError: for any other, before it is trained. The tokens and vectors of a few texts are
         compared, and how many tokens are read of a text.
     """
-    for network in network_folders(start):
-        require_loadable(network)
-    with linked_folder(start, vectors) as folder:
-        try:
-            shape = read_shape(folder)
-        except UnsupportedError as error:
-            raise UserError(f"{start}: {error.reason} ({_INSTEAD})") from error
-        tokenizer = load_tokenizer(str(folder))
-        shape.require_tokenizer(folder, tokenizer.vocab_size, tokenizer.pad_id)
-        served = load_as(start, vectors)
-        (tower,) = towers(served).values()
-        limit = tower.max_seq_length
-        if limit is not None and shape.longest_text > limit:
-            raise UserError(
-                f"{folder} reads {limit} tokens of a text, but would be trained on"
-                f" {shape.longest_text}: expected the same in all of its files"
-            )
+    try:
+        shape = read_shape(start)
+    except UnsupportedError as error:
+        raise UserError(f"{start.path}: {error.reason} ({_INSTEAD})") from error
+    served = load(start)
+    folder = start.network.path
+    tokenizer = load_tokenizer(str(folder))
+    shape.require_tokenizer(folder, tokenizer.vocab_size, tokenizer.pad_id)
+    (tower,) = towers(served).values()
+    limit = tower.max_seq_length
+    if limit is not None and shape.longest_text > limit:
+        raise UserError(
+            f"{start.path} reads {limit} tokens of a text, but would be trained on"
+            f" {shape.longest_text}: expected the same in all of its files"
+        )
 
-        def search(text: str) -> list[int]:
-            ids: list[int] = tower.preprocess([text])["input_ids"][0].tolist()
-            return ids
+    def search(text: str) -> list[int]:
+        ids: list[int] = tower.preprocess([text])["input_ids"][0].tolist()
+        return ids
 
-        prompts = dict(shape.representation.prompts)
-        every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
-        require_same_tokens(folder, tokenizer, search, every, shape.longest_text)
-        compare_with_flax(folder, served, tower.tokenizer, *load_encoder(folder))
+    prompts = dict(shape.representation.prompts)
+    every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
+    require_same_tokens(start.path, tokenizer, search, every, shape.longest_text)
+    compare_with_flax(start.path, served, tower.tokenizer, *load_vectors(start))
     return shape, tokenizer
 
 
@@ -256,7 +248,7 @@ def _conclude(workdir: Path, title: str, compared: Compared) -> Outcome:
     line = " | ".join([verdict.line(), *passages_note(compared)])
     changes = changes_between(compared, verdict.before, verdict.after)
     summary = _keep(workdir, title, line, kept, compared.rows, changes)
-    retriever = RankedModel(kept, workdir / "retriever")
+    retriever = RankedModel(kept, open_model(workdir / "retriever"))
     search = search_flags(workdir / TEST, compared, verdict.winner, retriever)
     return Outcome(comparison_table(compared.rows), summary, search)
 
@@ -271,7 +263,7 @@ def _keep(
 ) -> str:
     """Copies the model that is kept, and writes the report; returns its summary."""
     retriever, model = workdir / "retriever", workdir / kept
-    if retriever.exists() and model_sha256(retriever) != model_sha256(model):
+    if retriever.exists() and open_model(retriever).sha256() != open_model(model).sha256():
         logger.info("adapt: %s becomes that of the new verdict", retriever)
         shutil.rmtree(retriever)
     make_once(workdir, retriever, _copy, model)

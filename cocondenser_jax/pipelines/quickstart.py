@@ -38,6 +38,7 @@ from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
 from cocondenser_jax.files.whole import new_folder, write_json
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines.pretraining import pretrain_model
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.warm_start import new_model
@@ -221,7 +222,7 @@ def _search(workdir: Path, candidate: Candidate, trial: Trial) -> None:
     retriever, index, run = (candidate.folder / name for name in _RESULTS)
     make_once(workdir, retriever, _finetune, candidate.models[-1], trial.data)
     make_once(workdir, index, _build_index, retriever, trial.data)
-    make_once(workdir, run, rank_by_vectors, index, retriever, trial)
+    make_once(workdir, run, rank_by_vectors, index, open_model(retriever), trial)
 
 
 def _finetune(model: Path, data: Path, out: Path) -> None:
@@ -238,6 +239,6 @@ def _finetune(model: Path, data: Path, out: Path) -> None:
 def _build_index(retriever: Path, data: Path, out: Path) -> None:
     embeddings = out.parent / "embeddings"
     # On every machine alike: the figures are compared with those of the README.
-    encode_corpus(Encoding(retriever, precision="float32"), data, embeddings)
+    encode_corpus(Encoding(open_model(retriever), precision="float32"), data, embeddings)
     build_index(embeddings, out)
     shutil.rmtree(embeddings)

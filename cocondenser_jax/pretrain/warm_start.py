@@ -9,13 +9,13 @@ import numpy as np
 
 from cocondenser_jax.convert.from_torch import load_folder, with_missing_head
 from cocondenser_jax.convert.names import from_tensors, to_tensors
-from cocondenser_jax.corpus.same_tokens import reader_of_folder, require_same_tokens
+from cocondenser_jax.corpus.same_tokens import require_same_tokens, search_reader
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.model_folder.model import ModelFolder, open_model
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import (
     OWN_VECTORS,
@@ -23,6 +23,7 @@ from cocondenser_jax.pretrain.experiment import (
     VectorSettings,
     new_network,
 )
+from cocondenser_jax.representation import AS_IN_PAPERS
 
 # What a model that is started from does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -39,14 +40,15 @@ def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig,
     if not name:
         return new_model(experiment, store)
     seed = experiment.step.loss.seed if experiment.init_head else None
+    start = Path(name) if _is_run(name) else open_model(name, plain=AS_IN_PAPERS)
     started = load_warm_start(
-        name,
+        start,
         experiment.network,
         seed,
         experiment.vectors,
         trains_mlm=experiment.batches.masked,
     )
-    _check_vocabulary(name, store)
+    _check_vocabulary(start, store)
     return started
 
 
@@ -65,14 +67,14 @@ def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, A
 
 
 def load_warm_start(
-    name_or_folder: str,
+    start: ModelFolder | Path,
     network: Mapping[str, Any],
     init_head_seed: int | None,
     vectors: VectorSettings = OWN_VECTORS,
     *,
     trains_mlm: bool = True,
 ) -> tuple[ModelConfig, Any]:
-    """Reads what a run starts from: one of our run folders, or a Hugging Face model.
+    """Reads what a run starts from: the folder of another run, or a model as it is opened.
 
     Its sizes are its own, and so is its Condenser head where it has one: `network`, that of the
     experiment, must then have the same `n_head_layers` and `skip_from`, or no head. Where there is
@@ -84,11 +86,13 @@ def load_warm_start(
     forbids it. See `with_missing_head` for `trains_mlm`.
     """
     head = {name: network[name] for name in ("n_head_layers", "skip_from")}
-    if _is_run(name_or_folder):
-        model_config, params, _ = load_run(Path(name_or_folder))
+    if isinstance(start, Path):
+        name = str(start)
+        model_config, params, _ = load_run(start)
     else:
+        name = start.name
         model_config, params = load_folder(
-            name_or_folder,
+            start,
             **head,
             representation=vectors.representation,
             init_head_seed=init_head_seed,
@@ -98,12 +102,12 @@ def load_warm_start(
         tensors = to_tensors(params, model_config)
         model_config = dataclasses.replace(model_config, late_mlm=True, **head)
         params = with_missing_head(
-            name_or_folder, tensors, model_config, init_head_seed, trains_mlm=trains_mlm
+            name, tensors, model_config, init_head_seed, trains_mlm=trains_mlm
         )
     for setting, value in head.items():
         if getattr(model_config, setting) != value:
             raise UserError(
-                f"{name_or_folder}: its Condenser head has {setting}"
+                f"{name}: its Condenser head has {setting}"
                 f" {getattr(model_config, setting)}, but config.model.{setting} is {value}"
             )
     changes = {name: network[name] for name in _OF_THE_EXPERIMENT}
@@ -114,18 +118,19 @@ def load_warm_start(
     return changed, params
 
 
-def _check_vocabulary(name_or_folder: str, store: TokenStore) -> None:
+def _check_vocabulary(start: ModelFolder | Path, store: TokenStore) -> None:
     """Raises a UserError where the store has other tokens than those the model was trained on."""
-    is_run = _is_run(name_or_folder)
-    tokenizer = str(Path(name_or_folder) / "tokenizer") if is_run else name_or_folder
+    tokenizer = start / "tokenizer" if isinstance(start, Path) else start.network.path
+    lowers_case = not isinstance(start, Path) and start.lowers_case
     # The model may know more tokens. How texts are cut is the store's: it goes with the model.
-    known = load_tokenizer(tokenizer).backend.get_vocab().items()
+    known = load_tokenizer(str(tokenizer)).backend.get_vocab().items()
     if not store.tokenizer.backend.get_vocab().items() <= known:
         raise UserError(
             f"the store {store.path} was made with another tokenizer than {tokenizer}:"
             " build the store with the model's own tokenizer"
         )
-    require_same_tokens(tokenizer, store.tokenizer, reader_of_folder(find_folder(tokenizer)))
+    search = search_reader(tokenizer, lowers_case=lowers_case)
+    require_same_tokens(tokenizer, store.tokenizer, search)
 
 
 def _is_run(name_or_folder: str) -> bool:

@@ -15,6 +15,7 @@ from cocondenser_jax.corpus import build
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files import workers
 from cocondenser_jax.files.workers import Engine
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import encode
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
@@ -286,10 +287,12 @@ def test_vectors_on_slurm(tmp_path, model_folder, beir, slurm):
 
 def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, in_this_process, monkeypatch):
     loaded = []
-    load = encode.load_as
-    monkeypatch.setattr(encode, "load_as", lambda *a, **k: loaded.append(1) or load(*a, **k))
+    load = encode.load
+    monkeypatch.setattr(encode, "load", lambda *a, **k: loaded.append(1) or load(*a, **k))
     encode._load_encoder_once.cache_clear()
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out", engine=Engine(tasks=3))
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), beir, tmp_path / "out", engine=Engine(tasks=3)
+    )
     encode._load_encoder_once.cache_clear()
     assert len(loaded) == 1
 

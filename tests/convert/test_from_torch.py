@@ -22,6 +22,8 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.representation import AS_IN_PAPERS
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path):
 
     assert back_config == config
     assert equal(back, jax.tree.map(np.asarray, params))
-    assert read_shape(out) == config
+    assert read_shape(open_model(out, plain=AS_IN_PAPERS)) == config
     head = load_file(out / "condenser_head.safetensors")
     assert f"c_head.0.{'attn.Wo' if config.backbone.rotary else 'output.dense'}.weight" in head
     assert head.keys() < to_tensors(params, config).keys()
@@ -99,13 +101,13 @@ def test_the_research_checkpoint_gives_the_shape(folder):
 def test_a_config_may_leave_out_the_padding(research_folders, tmp_path, kind, says_nothing):
     folder = Path(shutil.copytree(research_folders[kind], tmp_path / "model"))
     edit_config(folder, pad_token_id=3)
-    assert read_shape(folder).pad_token_id == 3
+    assert read_shape(open_model(folder, plain=AS_IN_PAPERS)).pad_token_id == 3
     edit_config(folder, pad_token_id=None)
-    assert read_shape(folder).pad_token_id == says_nothing
+    assert read_shape(open_model(folder, plain=AS_IN_PAPERS)).pad_token_id == says_nothing
     values = json.loads((folder / "config.json").read_text())
     del values["pad_token_id"]
     write_json(folder / "config.json", values)
-    assert read_shape(folder).pad_token_id == says_nothing
+    assert read_shape(open_model(folder, plain=AS_IN_PAPERS)).pad_token_id == says_nothing
     assert AutoConfig.from_pretrained(folder).pad_token_id == says_nothing  # transformers' own
 
 
@@ -153,12 +155,16 @@ def without_prefix(folder):
 def test_the_shape_of_a_folder_is_read_without_its_weights(folder):
     loaded, _ = load_folder(str(folder))  # its head is in model.pt
     (folder / "model.safetensors").unlink()
-    assert read_shape(folder) == loaded
+    assert read_shape(open_model(folder, plain=AS_IN_PAPERS)) == loaded
     head = torch.load(folder / "model.pt")
     torch.save({k: v for k, v in head.items() if k.startswith("c_head.0.")}, folder / "model.pt")
-    assert read_shape(folder) == dataclasses.replace(loaded, n_head_layers=1)
+    assert read_shape(open_model(folder, plain=AS_IN_PAPERS)) == dataclasses.replace(
+        loaded, n_head_layers=1
+    )
     (folder / "model.pt").unlink()
-    assert read_shape(folder) == dataclasses.replace(loaded, n_head_layers=0)
+    assert read_shape(open_model(folder, plain=AS_IN_PAPERS)) == dataclasses.replace(
+        loaded, n_head_layers=0
+    )
 
 
 @pytest.mark.parametrize("layout", [old_pytorch_file, shards, without_prefix])
@@ -268,6 +274,16 @@ def test_an_untied_projection_is_refused(bert_folder):
         bert_folder, lambda state: state | {"cls.predictions.decoder.weight": torch.ones(93, 32)}
     )
     with pytest.raises(UserError, match="only tied MLM projections"):
+        load_folder(str(bert_folder))
+
+
+def test_a_decoder_bias_of_its_own_is_refused(bert_folder):
+    """transformers ties the two, and then takes one of them for both."""
+    bias = "cls.predictions.decoder.bias"
+    rewrite(bert_folder, lambda state: state | {bias: state["cls.predictions.bias"].clone()})
+    load_folder(str(bert_folder))
+    rewrite(bert_folder, lambda state: state | {bias: state[bias] + 0.5})
+    with pytest.raises(UserError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
         load_folder(str(bert_folder))
 
 

@@ -17,9 +17,10 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import read_json, write_json
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.model_folder.folder import read_representation
+from cocondenser_jax.model_folder import model as model_module
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.model_folder.modules import SETTINGS, to_files
-from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.representation import AS_IN_PAPERS, SPELLINGS, Representation
 from tests.world import write_retriever
 
 
@@ -41,14 +42,14 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
     config = dataclasses.replace(config, representation=representation)
     out = bert_folder.parent / "out"
     export_folder(params, config, bert_folder, out, {})
-    assert read_shape(out).representation == representation
+    assert read_shape(open_model(out, plain=AS_IN_PAPERS)).representation == representation
     # The folder names a limit, that of the network's positions.
-    assert read_representation(out) == representation._replace(max_length=24)
+    assert open_model(out).representation == representation._replace(max_length=24)
     model = SentenceTransformer(str(out))
     assert model.similarity_fn_name == representation.similarity
     saved = bert_folder.parent / "saved"
     model.save_pretrained(str(saved))  # the names of today's release
-    assert read_shape(saved).representation == representation
+    assert read_shape(open_model(saved, plain=AS_IN_PAPERS)).representation == representation
     assert (
         load_folder(str(saved), n_head_layers=0, init_head_seed=0)[0].representation
         == representation
@@ -81,7 +82,7 @@ def test_what_is_not_trained_is_exported_as_published(bert_folder, settings):
     config, params = load_folder(str(bert_folder), n_head_layers=0)
     out = bert_folder.parent / "out"
     export_folder(params, config, bert_folder, out, {})
-    assert read_representation(out) == read_representation(bert_folder)
+    assert open_model(out).representation == open_model(bert_folder).representation
     before, after = (SentenceTransformer(str(folder)) for folder in (bert_folder, out))
     assert {name: text for name, text in after.prompts.items() if text} == settings["prompts"]
     assert (before.max_seq_length, after.max_seq_length) == (12, 12)
@@ -124,56 +125,29 @@ def test_a_folder_without_modules_has_the_vectors_of_cls(bert_folder):
 
 
 @pytest.mark.parametrize(
-    ("kinds", "pooling", "said"),
+    ("pooling", "said"),
     [
+        ({"pooling_mode": "max"}, "pools by max; expected cls or mean"),
         (
-            ["Transformer", "Pooling", "Dense"],
-            {"pooling_mode": "cls"},
-            "has a Dense layer that ends in torch.nn.modules.activation.Softsign; expected",
-        ),
-        (
-            ["Transformer", "Dense", "Pooling"],
-            {"pooling_mode": "cls"},
-            "makes its vectors by Transformer, Dense, Pooling; expected",
-        ),
-        (
-            ["Transformer", "Pooling", "Dense", "Normalize", "Dense"],
-            {"pooling_mode": "cls"},
-            "makes its vectors by Transformer, Pooling, Dense, Normalize, Dense; expected",
-        ),
-        (
-            ["Transformer", "Pooling", "LSTM"],
-            {"pooling_mode": "cls"},
-            "Transformer, Pooling, LSTM;",
-        ),
-        (
-            ["Router"],
-            {},
-            "makes its vectors by Router; expected Transformer, Pooling, perhaps",
-        ),
-        (["Transformer", "Pooling"], {"pooling_mode": "max"}, "pools by max; expected cls or mean"),
-        (
-            ["Transformer", "Pooling"],
             {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
             "pools by max+mean",
         ),
+        (None, "has a Dense layer that ends in torch.nn.modules.activation.Softsign; expected"),
     ],
 )
-def test_other_vectors_are_refused_unless_the_settings_name_one(bert_folder, kinds, pooling, said):
-    modules = [
-        {"type": f"sentence_transformers.models.{kind}", "path": str(number)}
-        for number, kind in enumerate(kinds)
-    ]
-    write_json(bert_folder / "modules.json", modules)
-    write_json(bert_folder / "1" / "config.json", pooling)
-    activation = "torch.nn.modules.activation.Softsign"
-    dense = {"in_features": 32, "out_features": 8, "activation_function": activation}
-    write_json(bert_folder / "2" / "config.json", dense)
+def test_other_vectors_are_refused_unless_the_settings_name_one(bert_folder, pooling, said):
+    folder = bert_folder.parent / "published"
+    layers = [] if pooling else [{"out_features": 8, "activation_function": torch.nn.Softsign()}]
+    write_retriever(bert_folder, folder, "cls", layers)
+    if pooling:
+        write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32} | pooling)
     hint = re.escape("(or --config.model.representation=cls)")
+    options = {"n_head_layers": 0, "init_head_seed": 0}
     with pytest.raises(UserError, match=f"{re.escape(said)}.*{hint}"):
-        load_folder(str(bert_folder))
+        load_folder(str(folder), **options)
     mean = SPELLINGS["mean"]
-    assert load_folder(str(bert_folder), representation=mean)[0].representation == mean
+    config, _ = load_folder(str(folder), representation=mean, **options)
+    assert config.representation == mean
 
 
 IDENTITY = torch.nn.Identity()
@@ -266,18 +240,14 @@ def test_a_dense_layer_is_read_from_either_file_and_in_any_precision(labse, dtyp
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"in_features": 16}, "a Dense layer makes 32 numbers of 16, but the vectors before it"),
-        ({"out_features": 8}, r"2 tensors have another shape: dense\.0\.linear\.bias is \(32,\)"),
+        ({"in_features": 16}, "cannot be loaded as a bi-encoder"),
+        ({"out_features": 8}, "cannot be loaded as a bi-encoder"),
         ({"use_residual": True}, "has a Dense module with use_residual True; expected False"),
         (
             {"module_input_name": "token_embeddings"},
             "module_input_name 'token_embeddings'; expected 'sentence_embedding'",
         ),
-        (
-            {"activation_function": "own.code.Tanh"},
-            r"ends in own\.code\.Tanh; expected Identity, Tanh, ReLU, GELU of torch\.nn",
-        ),
-        (None, "2_Dense: no weights; expected model.safetensors or pytorch_model.bin"),
+        (None, "cannot be loaded as a bi-encoder"),
     ],
 )
 def test_a_dense_layer_that_cannot_be_computed_is_refused(labse, changes, said):
@@ -288,4 +258,20 @@ def test_a_dense_layer_that_cannot_be_computed_is_refused(labse, changes, said):
         write_json(config, read_json(config) | changes)
     with pytest.raises(UserError, match=said):
         load_folder(str(labse), n_head_layers=0, init_head_seed=0)
-    load_folder(str(labse), n_head_layers=0, init_head_seed=0, representation=SPELLINGS["cls"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"in_features": 16}, "a Dense layer makes 32 numbers of 16, but the vectors before it"),
+        ({"out_features": 8}, r"2 tensors have another shape: dense\.0\.linear\.bias is \(32,\)"),
+        (
+            {"activation_function": "own.code.Tanh"},
+            r"ends in own\.code\.Tanh; expected Identity, Tanh, ReLU, GELU of torch\.nn",
+        ),
+        (None, "2_Dense: no weights; expected model.safetensors or pytorch_model.bin"),
+    ],
+)
+def test_without_pytorch_such_a_dense_layer_is_refused_too(labse, changes, said, monkeypatch):
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
+    test_a_dense_layer_that_cannot_be_computed_is_refused(labse, changes, said)

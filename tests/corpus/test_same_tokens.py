@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, tokenization_utils_base
 
 from cocondenser_jax.corpus.same_tokens import (
     TEXTS,
-    reader_of_folder,
     require_same_tokens,
+    search_reader,
     tokens_in_training,
 )
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
@@ -39,14 +39,6 @@ def write(tmp_path):
     return write_files
 
 
-def write_transformer(folder, name="sentence_bert_config.json", **content):
-    """Writes what sentence-transformers reads of a text."""
-    types = ("Transformer", "Pooling")
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in types]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / name).write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize("prompt", ["", "query: "])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
@@ -55,13 +47,13 @@ def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
     tokenizer = load_tokenizer(str(folder))
     expected = [library(prompt + text)["input_ids"] for text in TEXTS]
     assert tokens_in_training(tokenizer, TEXTS, prompt) == expected
-    require_same_tokens(folder, tokenizer, reader_of_folder(folder), [prompt])
+    require_same_tokens(folder, tokenizer, search_reader(folder), [prompt])
 
 
 def test_a_search_that_cuts_long_texts_is_found(write):
     """As a limit does that only one of its files has."""
     folder = write("WordPiece")
-    tokenizer, read = load_tokenizer(str(folder)), reader_of_folder(folder)
+    tokenizer, read = load_tokenizer(str(folder)), search_reader(folder)
     longest = 512
 
     def cut(text):
@@ -75,7 +67,7 @@ def test_a_search_that_cuts_long_texts_is_found(write):
 
 def test_tokens_behind_every_prompt_are_compared(write):
     folder = write("WordPiece")
-    tokenizer, read = load_tokenizer(str(folder)), reader_of_folder(folder)
+    tokenizer, read = load_tokenizer(str(folder)), search_reader(folder)
     prompts = ["", "query: ", "passage: "]
     require_same_tokens(folder, tokenizer, read, prompts)
     for prompt in prompts[1:]:
@@ -104,25 +96,22 @@ def test_texts_are_cut_where_the_search_cuts_them(write):
         require_same_tokens(folder, tokenizer, search(12), longest=12)
 
 
-@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
-def test_capitals_that_another_file_lowers_are_found(name, write):
+def test_capitals_that_another_file_lowers_are_found(write):
     folder = write("cased WordPiece of BERT")
     tokenizer = load_tokenizer(str(folder))
-    write_transformer(folder, name, do_lower_case=False)
-    require_same_tokens(folder, tokenizer, reader_of_folder(folder))
-    write_transformer(folder, name, do_lower_case=True)
+    require_same_tokens(folder, tokenizer, search_reader(folder))
     with pytest.raises(
         UserError, match=r"'A Bad Café' as \['\[CLS\]', 'a', .* as .*\['\[CLS\]', 'A'"
     ):
-        require_same_tokens(folder, tokenizer, reader_of_folder(folder))
+        require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=True))
 
 
 def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
     folder = write("WordPiece", tokenizer_config={"do_lower_case": False})
     with pytest.raises(UserError, match="training would see other tokens than the search"):
-        require_same_tokens(folder, load_tokenizer(str(folder)), reader_of_folder(folder))
+        require_same_tokens(folder, load_tokenizer(str(folder)), search_reader(folder))
     with pytest.raises(UserError, match="holds no tokenizer that loads"):
-        reader_of_folder(folder / "nothing")
+        search_reader(folder / "nothing")
 
 
 def test_a_first_word_of_unknown_bytes_has_its_tokens_after_a_space(write):
@@ -145,8 +134,6 @@ def test_a_text_longer_than_the_model_is_read_without_a_warning(write, monkeypat
     monkeypatch.setattr(
         tokenization_utils_base.logger, "warning", lambda *words: said.append(words)
     )
-    read = reader_of_folder(
-        write("cased WordPiece of BERT", tokenizer_config={"model_max_length": 4})
-    )
+    read = search_reader(write("cased WordPiece of BERT", tokenizer_config={"model_max_length": 4}))
     assert len(read("one two three four five six")) > 4
     assert said == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from cocondenser_jax.corpus import build, records
 from cocondenser_jax.corpus import store as store_module
@@ -251,6 +252,23 @@ def test_tokens_are_counted_in_all_spans_or_in_evenly_spaced_ones(in_tasks, monk
     for chosen, n_spans in ((ids, 100_000), ([ids[0], ids[(len(ids) - 1) // 2], ids[-1]], 3)):
         expected = np.bincount(np.concatenate(chosen), minlength=store.vocab_size)
         np.testing.assert_array_equal(store.token_counts(n_spans), expected)
+
+
+def test_documents_that_spell_special_tokens_are_counted(
+    paragraphs, wordpiece_folder, tmp_path, caplog
+):
+    """Training reads "[", "SEP", "]"; what serves the model reads the token of that name."""
+    texts = [
+        paragraphs[0],
+        f"{paragraphs[1]} [SEP] {paragraphs[2]} [SEP]",
+        f"[SEP] {paragraphs[3]}",
+    ]
+    write_records(tmp_path / "texts.jsonl", ({"text": text} for text in texts))
+    build_store(str(tmp_path / "texts.jsonl"), str(wordpiece_folder), tmp_path / "store")
+    (line,) = [line for line in caplog.messages if "training reads its letters" in line]
+    assert line.startswith("2 documents hold [SEP]: ")
+    library = AutoTokenizer.from_pretrained(wordpiece_folder)
+    assert library("[SEP]", add_special_tokens=False)["input_ids"] == [library.sep_token_id]
 
 
 def test_a_damaged_store_does_not_open(stores, tmp_path):

@@ -126,6 +126,19 @@ def test_a_special_token_spelt_in_a_text_is_text(tokenizer):
     assert not set(encoding.ids) & (set(tokenizer.special_ids) - {unknown})
 
 
+def test_added_tokens_of_several_words_are_refused(wordpiece_folder, tmp_path):
+    """The model in use reads them; words are tokenized one by one here."""
+    library = AutoTokenizer.from_pretrained(wordpiece_folder)
+    library.add_tokens(["riverstone", "   "])
+    library.save_pretrained(tmp_path)
+    load_tokenizer(str(tmp_path))
+    library.add_tokens(["river stone"])
+    library.save_pretrained(tmp_path)
+    assert "river stone" in library.tokenize("a river stone")
+    with pytest.raises(UserError, match="added tokens of several words, such as 'river stone'"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_numbers_that_are_no_entry_stand_for_no_text(wordpiece_folder):
     state = json.loads(load_tokenizer(str(wordpiece_folder)).backend.to_str())
     entries = state["model"]["vocab"]

@@ -12,7 +12,8 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.hub import find_folder
-from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever, model_sha256
+from cocondenser_jax.model_folder.model import open_model, open_network
+from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever
 from tests.retrieval_data import read_vectors
 from tests.world import as_flags
 
@@ -39,7 +40,7 @@ def test_a_name_is_the_folder_in_the_cache(publish, model_folder):
     snapshot = publish("me/small", model_folder)
     assert find_folder("me/small") == snapshot
     assert find_folder(model_folder) == model_folder
-    assert model_sha256(Path("me/small")) == model_sha256(model_folder)
+    assert open_model(Path("me/small")).sha256() == open_model(model_folder).sha256()
     vectors = [load_retriever(f).encode_query(TEXTS) for f in (Path("me/small"), model_folder)]
     np.testing.assert_array_equal(*vectors)
 
@@ -125,8 +126,8 @@ def test_commands_take_names(publish, model_folder, cross_encoder_folder, beir, 
     trained = load_retriever(tmp_path / "run" / "retriever")
     assert trained.get_embedding_dimension() == 32
     settings = json.loads((tmp_path / "run" / "finetune.json").read_text())
-    assert settings["sha256"]["model"] == model_sha256(model_folder)
-    assert load_cross_encoder(Path("cross")).predict([("a", "b")]).shape == (1,)
+    assert settings["sha256"]["model"] == open_model(model_folder).sha256()
+    assert load_cross_encoder(open_network(Path("cross"))).predict([("a", "b")]).shape == (1,)
 
 
 @pytest.mark.parametrize(

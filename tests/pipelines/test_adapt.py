@@ -21,7 +21,7 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
-from cocondenser_jax.model_folder.folder import read_representation
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.pipelines.adapt import adapt
 from cocondenser_jax.pretrain.checkpoint import load_run
@@ -202,7 +202,7 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
 
 
 def test_called_again_it_makes_nothing(finished, monkeypatch):
-    for name in ("write_store", "write_resolved", "pretrain_model"):
+    for name in ("write_store", "resolve_model", "pretrain_model"):
         monkeypatch.setattr(adapting, name, pytest.fail)
     for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
         monkeypatch.setattr(comparison, name, pytest.fail)
@@ -348,7 +348,7 @@ def test_what_is_given_is_written_into_the_published_folder(
     flags = "--pooling=cls", "--similarity=cosine", "--query_prompt=hgf ", "--dimensions=8"
     workdir = publish(start, *flags, "--passage_prompt=abc: ")
     assert_same_vectors(workdir / "published", library)
-    trained = read_representation(workdir / "published")
+    trained = open_model(workdir / "published").representation
     expected = SPELLINGS["cls"]._replace(similarity="cosine", sizes=(8,))
     assert trained._replace(prompts=(), max_length=None) == expected
     assert dict(trained.prompts) == {"query": "hgf ", "document": "abc: "}
@@ -361,7 +361,7 @@ def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_f
     published = publish(model_folder) / "published"
     assert library.similarity_fn_name == "cosine"
     assert_same_vectors(published, library)
-    assert read_representation(published) == read_representation(model_folder)
+    assert open_model(published).representation == open_model(model_folder).representation
 
 
 def test_the_scale_that_is_known_of_a_model_trains_it(model_folder, tmp_path, monkeypatch, words):

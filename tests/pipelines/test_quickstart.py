@@ -19,6 +19,7 @@ from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import LOCK
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import quickstart as module
 from cocondenser_jax.pipelines.quickstart import quickstart
 from cocondenser_jax.pretrain import warm_start
@@ -26,7 +27,6 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.report import ResultRow
 from cocondenser_jax.retriever.data.trec import read_qrels
-from cocondenser_jax.retriever.search.models import model_sha256
 
 NAMES = ("no-pretraining", "condenser", "cocondenser")
 pytestmark = pytest.mark.timeout(900)  # the first test pays for five trainings
@@ -212,7 +212,7 @@ def test_each_retriever_is_tuned_from_the_model_beside_it(finished):
         model = finished.workdir.parent / config["model"]["folder"]  # as it was given: relative
         assert (model, config["seed"]) == (folder / "model", 0)
         manifest = json.loads((folder / "index" / "manifest.json").read_text())
-        assert manifest["model_sha256"] == model_sha256(folder / "retriever")
+        assert manifest["model_sha256"] == open_model(folder / "retriever").sha256()
 
 
 def test_the_models_differ(finished):

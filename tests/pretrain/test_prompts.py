@@ -18,7 +18,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import Condenser
-from cocondenser_jax.model_folder.folder import read_representation
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.model_folder.modules import to_files
 from cocondenser_jax.pipelines.pretraining import folder_probes
 from cocondenser_jax.pretrain import loop, probe
@@ -182,7 +182,7 @@ def assert_trained_as_published(published, representation, tmp_path, monkeypatch
     assert loss == pytest.approx(loss_of(theirs, batch.origins_Sx2), rel=1e-4)
 
     export_folder(params, config, store.tokenizer_folder, tmp_path / "out", {})
-    assert read_representation(tmp_path / "out") == representation._replace(max_length=LENGTH)
+    assert open_model(tmp_path / "out").representation == representation._replace(max_length=LENGTH)
     return batch, store
 
 
@@ -269,7 +269,7 @@ def test_other_vectors_are_of_texts_behind_the_same_prompts(research_folders, tm
     network |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     for start in (published, tmp_path / "run"):
         chosen = VectorSettings(SPELLINGS["cls"])
-        config, _ = load_warm_start(str(start), network, None, chosen)
+        config, _ = load_warm_start(open_model(start), network, None, chosen)
         assert config.representation == Representation("cls", **read)
 
 

@@ -18,11 +18,12 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import init_params
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
-from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.representation import AS_IN_PAPERS, SPELLINGS, Representation
 from tests.world import model_of, write_retriever, write_run, write_tokenizer
 
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
@@ -51,6 +52,12 @@ def settings(**changes):
     return sizes
 
 
+def opened(start):
+    """Returns what `first_model` makes of the name of a start."""
+    start = Path(start)
+    return start if (start / "run.json").is_file() else open_model(start, plain=AS_IN_PAPERS)
+
+
 @pytest.fixture(params=["folder", "run"])
 def bert(request, folder, tmp_path):
     """The same model in both forms that a run may start from."""
@@ -61,7 +68,7 @@ def bert(request, folder, tmp_path):
 
 
 def test_the_head_and_the_sizes_are_the_models(bert, folder):
-    config, params = load_warm_start(str(bert), settings(), None)
+    config, params = load_warm_start(opened(bert), settings(), None)
     assert (config.hidden_size, config.n_head_layers, config.skip_from) == (32, 2, 1)
     assert (config.late_mlm, config.hidden_dropout_prob) == (False, 0.3)
     assert config.attention_probs_dropout_prob == 0.4
@@ -72,29 +79,29 @@ def test_the_head_and_the_sizes_are_the_models(bert, folder):
 
 def test_another_head_than_the_models_is_refused(bert):
     with pytest.raises(UserError, match=r"has n_head_layers 2, but config\.model.* is 3"):
-        load_warm_start(str(bert), settings(n_head_layers=3), 0)
+        load_warm_start(opened(bert), settings(n_head_layers=3), 0)
 
 
 def test_a_run_says_what_its_head_reads(folder, tmp_path):
     write_run(tmp_path / "run", *load_folder(str(folder)), folder)
     with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
-        load_warm_start(str(tmp_path / "run"), settings(skip_from=2), 0)
+        load_warm_start(opened(tmp_path / "run"), settings(skip_from=2), 0)
 
 
 def test_a_new_head_is_as_the_settings_say(folder):
     (folder / "model.pt").unlink()
     head = settings(n_head_layers=1, skip_from=2)
-    config, params = load_warm_start(str(folder), head, 0)
+    config, params = load_warm_start(opened(folder), head, 0)
     assert (config.n_head_layers, config.skip_from) == (1, 2)
     assert "head_0" in params
     assert "head_1" not in params
     with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
-        load_warm_start(str(folder), head, None)
+        load_warm_start(opened(folder), head, None)
 
 
 def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert):
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
-    config, params = load_warm_start(str(bert), without, None)
+    config, params = load_warm_start(opened(bert), without, None)
     assert (config.n_head_layers, config.late_mlm) == (0, True)
     assert not any(name.startswith("head") for name in params)
     assert params.keys() >= {"embeddings", "layers_0", "mlm"}
@@ -102,7 +109,7 @@ def test_a_head_is_left_out_or_begun_where_the_objective_says_so(bert):
 
 def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
-    config, params = load_warm_start(str(bert), without, None)
+    config, params = load_warm_start(opened(bert), without, None)
     tokenizer_folder = open_store(store).tokenizer_folder
     write_run(tmp_path / "headless", config, params, tokenizer_folder)
     export_folder(params, config, tokenizer_folder, tmp_path / "exported", {})
@@ -111,8 +118,8 @@ def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
     assert "with a Condenser head" not in " ".join(card.split())
     for start in (tmp_path / "headless", tmp_path / "exported"):
         with pytest.raises(UserError, match="has no Condenser head"):
-            load_warm_start(str(start), settings(n_head_layers=1), None)
-        config, found = load_warm_start(str(start), settings(n_head_layers=1), 3)
+            load_warm_start(opened(start), settings(n_head_layers=1), None)
+        config, found = load_warm_start(opened(start), settings(n_head_layers=1), 3)
         assert (config.n_head_layers, config.skip_from, config.late_mlm) == (1, 1, False)
         new = init_params(config, 3)
         for name in new:
@@ -186,12 +193,12 @@ def test_an_experiment_names_what_its_run_starts_from(folder, store):
 
 
 def test_the_vector_is_the_models_own_unless_another_is_asked_for(bert):
-    config, _ = load_warm_start(str(bert), settings(), None)
+    config, _ = load_warm_start(opened(bert), settings(), None)
     assert config.representation == SPELLINGS["cls"]
     mean = SPELLINGS["mean-cosine"]
-    other, _ = load_warm_start(str(bert), settings(), None, VectorSettings(mean))
+    other, _ = load_warm_start(opened(bert), settings(), None, VectorSettings(mean))
     assert other.representation == mean
-    scaled, _ = load_warm_start(str(bert), settings(), None, VectorSettings(mean, scale=100.0))
+    scaled, _ = load_warm_start(opened(bert), settings(), None, VectorSettings(mean, scale=100.0))
     assert scaled.representation == mean._replace(scale=100.0)
 
 
@@ -201,23 +208,23 @@ def test_dense_layers_and_sizes_are_the_models_own_unless_others_are_asked_for(f
     )
     tokenizer = write_tokenizer(tmp_path / "tokenizer", TEXTS)
     without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
-    config, params = load_warm_start(str(start), without, 0)
+    config, params = load_warm_start(opened(start), without, 0)
     assert params["dense_0"]["kernel"].shape == (32, 24)
     assert (config.vector_size, config.representation.sizes) == (12, (12,))
     write_run(tmp_path / "run", config, params, tokenizer)
     for each in (str(start), str(tmp_path / "run")):
         sizes = VectorSettings(sizes=(24, 6))
-        several, kept = load_warm_start(each, without, 0, sizes)
+        several, kept = load_warm_start(opened(each), without, 0, sizes)
         assert (several.vector_size, several.representation.sizes) == (24, (24, 6))
         np.testing.assert_array_equal(kept["dense_0"]["kernel"], params["dense_0"]["kernel"])
-        other, left = load_warm_start(each, without, 0, VectorSettings(SPELLINGS["cls"]))
+        other, left = load_warm_start(opened(each), without, 0, VectorSettings(SPELLINGS["cls"]))
         assert other.representation == SPELLINGS["cls"]
         assert "dense_0" not in left
         np.testing.assert_array_equal(
             left["layers_0"]["query"]["kernel"], params["layers_0"]["query"]["kernel"]
         )
         with pytest.raises(UserError, match=r"sizes of vectors are 32, 24; .* 1 to 24"):
-            load_warm_start(each, without, 0, VectorSettings(sizes=(32, 24)))
+            load_warm_start(opened(each), without, 0, VectorSettings(sizes=(32, 24)))
 
 
 def test_the_scale_of_a_run_goes_on_unless_another_is_asked_for(folder, tmp_path):
@@ -226,9 +233,7 @@ def test_the_scale_of_a_run_goes_on_unless_another_is_asked_for(folder, tmp_path
     write_run(tmp_path / "run", config, params, folder)
     scales = []
     for scale in (0.0, 100.0):
-        loaded, _ = load_warm_start(
-            str(tmp_path / "run"), settings(), None, VectorSettings(scale=scale)
-        )
+        loaded, _ = load_warm_start(tmp_path / "run", settings(), None, VectorSettings(scale=scale))
         assert loaded.representation.pooling == "mean"
         scales.append(loaded.representation.score_scale)
     assert scales == [50.0, 100.0]

@@ -11,12 +11,9 @@ from pathlib import Path
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.runs import lock_folder
-from cocondenser_jax.model_folder.folder import (
-    network_folders,
-    read_representation,
-    require_outside,
-)
-from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.model_folder.folder import require_outside
+from cocondenser_jax.model_folder.library import require_loadable
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.compare.comparison import (
     BM25,
     Outcome,
@@ -43,7 +40,6 @@ from cocondenser_jax.retriever.compare.trial import (
 from cocondenser_jax.retriever.compare.unjudged import compare_unjudged
 from cocondenser_jax.retriever.compare.verdict import describe_difference, describe_power
 from cocondenser_jax.retriever.data.significance import SIGNIFICANCE_LEVEL, format_p, swap
-from cocondenser_jax.retriever.search.loading import require_loadable
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
@@ -56,13 +52,11 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
     """
     require_not_read(trial.passages, workdir)
     trial, survey = check_trial(trial)
-    ranked = [RankedModel(name, Path(model)) for name, model in name_models(models).items()]
-    for model in ranked:
-        folder = find_folder(model.folder)
-        require_outside(folder, workdir)
-        read_representation(folder)
-        for network in network_folders(folder):
-            require_loadable(network)
+    ranked = [RankedModel(name, open_model(model)) for name, model in name_models(models).items()]
+    for _, model, *_ in ranked:
+        require_outside(model.path, workdir)
+        for network in model.networks.values():
+            require_loadable(network.path, network.config)
     title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
     with lock_folder(workdir):
         started = start_comparison(workdir, trial, survey)

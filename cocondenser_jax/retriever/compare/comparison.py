@@ -24,6 +24,7 @@ from typing import NamedTuple
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import read_object, write_json
+from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.retriever.compare.changes import (
     Changes,
     Judged,
@@ -44,7 +45,6 @@ from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_
 from cocondenser_jax.retriever.search.embeddings import read_manifest
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.fuse import Method, fuse_runs
-from cocondenser_jax.retriever.search.models import model_sha256
 from cocondenser_jax.retriever.search.opening import open_index
 from cocondenser_jax.retriever.search.search import retrieve
 from cocondenser_jax.retriever.search.terms import LANGUAGE
@@ -60,7 +60,7 @@ class RankedModel(NamedTuple):
     """A model that is compared."""
 
     name: str  # in the table
-    folder: Path  # or hub name
+    model: ModelFolder
     seconds: float = 0.0  # that it took to make
 
 
@@ -168,7 +168,7 @@ def search_flags(
     flags = [f"--embeddings={workdir / 'models' / model.name / 'embeddings'}"]
     if any(row.name == winner and row.is_fused for row in compared.rows):
         flags += [f"--hybrid={FUSION}", *language]
-    return [*flags, f"--model={model.folder}"]
+    return [*flags, f"--model={model.model.name}"]
 
 
 def passages_note(compared: Compared) -> list[str]:
@@ -245,14 +245,14 @@ def _warn_of_unjudged(rankings: Collection[Ranking], qrels: Qrels) -> None:
 def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
     """Makes, once, the rankings by a model's vectors, alone and fused with BM25."""
     folder = workdir / "models" / model.name
-    start_or_compare(folder / STARTED, {"model": model_sha256(model.folder)})
+    start_or_compare(folder / STARTED, {"model": model.model.sha256()})
     embeddings = folder / "embeddings"
     dense = folder / "dense.trec"
     if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
         with timed(workdir, embeddings):
-            encode_corpus(Encoding(model.folder), trial.passages, embeddings)
+            encode_corpus(Encoding(model.model), trial.passages, embeddings)
         _require_same_passages(workdir, trial, embeddings)
-    make_once(workdir, dense, rank_by_vectors, embeddings, model.folder, trial)
+    make_once(workdir, dense, rank_by_vectors, embeddings, model.model, trial)
     fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)
     manifest = read_manifest(embeddings)
     alone = Entry(
@@ -294,7 +294,7 @@ def _write_bm25_run(trial: Trial, out: Path) -> None:
     )
 
 
-def rank_by_vectors(index: Path, model: Path, trial: Trial, out: Path) -> None:
+def rank_by_vectors(index: Path, model: ModelFolder, trial: Trial, out: Path) -> None:
     """Writes what the vectors of an index, or of embeddings, find for the queries."""
     asked = read_asked(trial.data, trial.ranked_split)
     retrieve(open_index(index, model), asked, out, ignore_identical_ids=trial.ignore_identical_ids)

@@ -21,16 +21,9 @@ from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
 from cocondenser_jax.files.workers import Engine, run_tasks
-from cocondenser_jax.model_folder.folder import read_representation, require_outside
-from cocondenser_jax.model_folder.hub import find_folder
-from cocondenser_jax.representation import (
-    NOTHING_GIVEN,
-    Given,
-    Representation,
-    passage_prompt,
-    title_separator,
-    to_json,
-)
+from cocondenser_jax.model_folder.folder import require_outside
+from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.representation import passage_prompt, title_separator, to_json
 from cocondenser_jax.retriever.data.folder import Passage, corpus_source, passage_text, read_corpus
 from cocondenser_jax.retriever.search.embeddings import (
     FREE_FIELDS,
@@ -51,8 +44,7 @@ from cocondenser_jax.retriever.search.gpus import with_gpus
 from cocondenser_jax.retriever.search.lengths import require_lengths
 from cocondenser_jax.retriever.search.models import (
     Precision,
-    load_as,
-    model_sha256,
+    load,
     passage_tokens,
     towers,
     uses_bfloat16,
@@ -66,8 +58,9 @@ from cocondenser_jax.retriever.search.quantized import (
 
 logger = logging.getLogger(__name__)
 
-# Replaces the transformer of a retriever: given its folder, a batch size and a precision.
-Backend = Callable[[SentenceTransformer, Path, int, str], None]
+# Replaces the transformer of a retriever: given what it was loaded from, a batch size and a
+# precision.
+Backend = Callable[[SentenceTransformer, ModelFolder, int, str], None]
 
 _TASKS = "tasks.json"  # of a folder that tasks fill: what they were started with
 _BLOCK = 5_000  # passages that are tokenized and sorted together
@@ -76,9 +69,8 @@ _BLOCK = 5_000  # passages that are tokenized and sorted together
 class Encoding(NamedTuple):
     """How passages become vectors."""
 
-    model: Path  # see `models.load_retriever`
+    model: ModelFolder
     passage_length: int | None = None  # tokens kept of a passage; None: as the model folder says
-    given: Given = NOTHING_GIVEN  # see `models.load_retriever`
     # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
     precision: Precision = "auto"
     dtype: Dtype = "float32"  # on disk
@@ -101,8 +93,7 @@ class Encoder(NamedTuple):
     """A retriever that is loaded, and what it computes with."""
 
     model: SentenceTransformer
-    representation: Representation
-    sha256: str  # see `models.model_sha256`
+    sha256: str  # of what it was loaded from
     precision: Literal["float32", "bfloat16"]
     batch_size: int
 
@@ -137,13 +128,13 @@ def encode_corpus(
         engine = with_gpus(engine, in_torch=encoding.backend is None)
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
-    require_outside(encoding.model, out)
+    require_outside(encoding.model.path, out)
     require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
-    folder = find_folder(encoding.model)
-    require_quantizable(encoding.dtype, read_representation(folder, encoding.given))
+    require_quantizable(encoding.dtype, encoding.model.representation)
     with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
-        require_lengths(folder, {"--passage_length": encoding.passage_length})
+        networks = encoding.model.networks.values()
+        require_lengths(networks, {"--passage_length": encoding.passage_length})
         if engine:
             return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
         encoder = load_encoder(encoding)
@@ -184,9 +175,7 @@ def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) ->
 
 def load_encoder(encoding: Encoding) -> Encoder:
     """Loads a retriever as an encoding says."""
-    folder = find_folder(encoding.model)
-    representation = read_representation(folder, encoding.given)
-    model = load_as(folder, representation, passage_length=encoding.passage_length)
+    model = load(encoding.model, passage_length=encoding.passage_length)
     require_whole_bytes(encoding.dtype, model.get_embedding_dimension() or 0)
     in_torch = encoding.backend is None
     in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
@@ -196,11 +185,10 @@ def load_encoder(encoding: Encoding) -> Encoder:
     for tower in towers(model).values():
         tower.unpad_inputs = False  # as it is with flash attention, which would join all texts
     if encoding.backend:
-        encoding.backend(model, folder, batch_size, precision)
+        encoding.backend(model, encoding.model, batch_size, precision)
     return Encoder(
         model=model,
-        representation=representation,
-        sha256=model_sha256(folder),
+        sha256=encoding.model.sha256(),
         precision=precision,
         batch_size=batch_size,
     )
@@ -208,9 +196,9 @@ def load_encoder(encoding: Encoding) -> Encoder:
 
 def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
     return Manifest(
-        model=str(encoding.model),
+        model=encoding.model.name,
         model_sha256=encoder.sha256,
-        representation=encoder.representation,
+        representation=encoding.model.representation,
         passage_length=passage_tokens(encoder.model),
         precision=encoder.precision,
         backend=_backend_name(encoding),
@@ -310,9 +298,9 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
     n = engine.tasks
     started = {
         "tasks": n,
-        "model_sha256": model_sha256(encoding.model),
+        "model_sha256": encoding.model.sha256(),
         "passage_length": encoding.passage_length,
-        "representation": to_json(read_representation(find_folder(encoding.model), encoding.given)),
+        "representation": to_json(encoding.model.representation),
         "precision": encoding.precision,
         "backend": _backend_name(encoding),
         "dtype": encoding.dtype,

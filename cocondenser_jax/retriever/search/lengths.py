@@ -1,7 +1,7 @@
 """How many tokens a model reads of a text, and whether that is what is asked of it."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ from transformers import AutoConfig
 
 from cocondenser_jax.backbones import first_position
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.folder import network_folders
-from cocondenser_jax.model_folder.hub import find_folder
-from cocondenser_jax.retriever.search.loading import NO_CODE, loading, require_loadable
+from cocondenser_jax.model_folder.library import NO_CODE, loading, require_loadable
+from cocondenser_jax.model_folder.model import Network
 
 SHORTEST_TEXT = 3  # tokens, those around a text included
 SHORTEST_PAIR = 8
@@ -44,22 +43,21 @@ def limit_tokens(
 
 
 def require_lengths(
-    folder: Path, lengths: Mapping[str, int | None], least: int = SHORTEST_TEXT
+    networks: Iterable[Network], lengths: Mapping[str, int | None], least: int = SHORTEST_TEXT
 ) -> None:
     """Raises a UserError for texts longer than a model reads, or too short, without loading it.
 
     Args:
-      folder: see `load_retriever`; or of a cross-encoder.
+      networks: of the model; or that of a cross-encoder.
       lengths: in tokens, by the name of the flag or setting that says them; None: not said.
       least: the shortest, in tokens.
     """
-    folder = find_folder(folder)
-    for network in network_folders(folder):
-        require_loadable(network)
-        with loading(network, "transformer"):
-            config = AutoConfig.from_pretrained(network, **NO_CODE)
+    for network in networks:
+        require_loadable(network.path, network.config)
+        with loading(network.path, "transformer"):
+            config = AutoConfig.from_pretrained(network.path, **NO_CODE)
         for name, length in lengths.items():
-            require_within(name, length, (least, max_tokens(config)), folder)
+            require_within(name, length, (least, max_tokens(config)), network.path)
 
 
 def require_within(name: str, length: int | None, limits: tuple[int, int], folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,23 +17,21 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.whole import file_sha256
-from cocondenser_jax.model_folder.folder import (
-    files_of_vectors,
+from cocondenser_jax.model_folder.library import (
+    NO_CODE,
+    NO_OTHER_CODE,
+    loading,
+    model_kwargs,
+    require_loadable,
+    require_rows,
+)
+from cocondenser_jax.model_folder.model import (
+    ModelFolder,
+    Network,
     is_cross_encoder,
-    network_folders,
-    read_pair_settings,
-    read_representation,
-    tower_folder,
+    open_model,
 )
-from cocondenser_jax.model_folder.hub import find_folder
-from cocondenser_jax.model_folder.modules import MODULES
-from cocondenser_jax.representation import (
-    NOTHING_GIVEN,
-    Given,
-    Representation,
-    library_prompts,
-)
+from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
 from cocondenser_jax.retriever.search.cut import cut_output
 from cocondenser_jax.retriever.search.finite import are_finite
 from cocondenser_jax.retriever.search.lengths import (
@@ -42,14 +39,6 @@ from cocondenser_jax.retriever.search.lengths import (
     limit_tokens,
     max_tokens,
     require_within,
-)
-from cocondenser_jax.retriever.search.loading import (
-    NO_CODE,
-    NO_OTHER_CODE,
-    loading,
-    model_kwargs,
-    require_loadable,
-    require_rows,
 )
 
 # Of matrix products; "auto": see `uses_bfloat16`.
@@ -59,7 +48,7 @@ _DTYPE = {"dtype": "float32"}
 
 
 def load_retriever(
-    folder: Path,
+    name_or_folder: str | Path,
     query_length: int | None = None,
     passage_length: int | None = None,
     given: Given = NOTHING_GIVEN,
@@ -67,66 +56,52 @@ def load_retriever(
     plain: Given = NOTHING_GIVEN,
     two_towers: bool = False,
 ) -> SentenceTransformer:
-    """Loads a Hugging Face folder, or one of sentence-transformers, as a bi-encoder.
-
-    Its vectors are those of sentence-transformers; where it compares by cosine they have length 1,
-    so scores are inner products. A pooler is left out: in a pre-trained retriever it is random.
-
-    Args:
-      folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
-      query_length: longest query in tokens, prompt included; None: as in the folder, else the
-        model's limit.
-      passage_length: longest passage in tokens (`folder.passage_text`); None likewise.
-      given: pooling, similarity, prompts and dimensions, instead of the folder's own.
-      plain: see `read_representation`.
-      two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
-
-    Raises:
-      UserError: also for modules that `read_representation` does not know.
-    """
-    folder = find_folder(folder)
-    representation = read_representation(folder, given, plain)
-    return load_as(folder, representation, query_length, passage_length, two_towers=two_towers)
+    """Opens a model and loads it as a bi-encoder; see `open_model` and `load`."""
+    model = open_model(name_or_folder, given, plain)
+    return load(model, query_length, passage_length, two_towers=two_towers)
 
 
-def load_as(
-    folder: Path,
-    representation: Representation,
+def load(
+    folder: ModelFolder,
     query_length: int | None = None,
     passage_length: int | None = None,
     *,
     two_towers: bool = False,
 ) -> SentenceTransformer:
-    """Loads a bi-encoder with vectors that are known already; see `load_retriever`.
+    """Loads a model as a bi-encoder, which makes the vectors of its representation.
+
+    Its vectors are those of sentence-transformers; where it compares by cosine they have length 1,
+    so scores are inner products. A pooler is left out: in a pre-trained retriever it is random.
 
     Args:
-      folder: see `load_retriever`.
-      representation: of `read_representation`, for the same weights.
-      query_length: see `load_retriever`.
-      passage_length: see `load_retriever`.
-      two_towers: see `load_retriever`.
+      folder: as it is opened; or with another representation of the same weights.
+      query_length: longest query in tokens, prompt included; None: as in the folder, else the
+        model's limit.
+      passage_length: longest passage in tokens (`folder.passage_text`); None likewise.
+      two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
     """
-    folder = find_folder(folder)
-    model = _open_bi_encoder(folder, representation)
+    model = _open_bi_encoder(folder)
     found: dict[str, Any] = dict(towers(model))
     if not found:
-        raise UserError(f"{folder} does not start with a transformer: expected BERT or the like")
+        raise UserError(f"{folder.path} does not start with a transformer: expected BERT or such")
     for name, tower in found.items():
         # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
         # there: other programs would load what is saved with a random pooler.
-        tower.model_kwargs = model_kwargs(tower_folder(folder, name))
+        tower.model_kwargs = model_kwargs(folder.networks[name].config)
         # Nor does it write there that texts are lowered before the tokenizer gets them.
         tower.config_keys = [*tower.config_keys, "model_kwargs", "do_lower_case"]
-        require_rows(tower, folder)
-        limit_tokens(tower, query_length, passage_length, folder)
-    _apply(representation, model, folder)
-    with loading(folder, "bi-encoder"):  # modules that do not fit each other fail only now
+        require_rows(tower, folder.path)
+        limit_tokens(tower, query_length, passage_length, folder.path)
+    _apply(folder.representation, model, folder.path)
+    with loading(folder.path, "bi-encoder"):  # modules that do not fit each other fail only now
         vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
     if not are_finite(vectors_2xD):
-        raise UserError(f"{folder} makes vectors that are not finite: its weights are damaged")
+        raise UserError(f"{folder.path} makes vectors that are not finite: its weights are damaged")
     n_said, n_made = model.get_embedding_dimension(), vectors_2xD.shape[1]
     if n_made != n_said:
-        raise UserError(f"{folder} makes vectors of {n_made} numbers, and its files say {n_said}")
+        raise UserError(
+            f"{folder.path} makes vectors of {n_made} numbers, and its files say {n_said}"
+        )
     if two_towers and "" in found:
         model = SentenceTransformer(
             modules=[Router.for_query_document([*copy.deepcopy(model)], [*model])],
@@ -166,7 +141,7 @@ def _apply(representation: Representation, model: SentenceTransformer, folder: P
 
 
 def load_cross_encoder(
-    folder: Path, max_length: int | None = None, head_seed: int | None = None
+    network: Network, max_length: int | None = None, head_seed: int | None = None
 ) -> CrossEncoder:
     """Loads a cross-encoder: a transformer with a head that gives a pair of texts one logit.
 
@@ -174,29 +149,30 @@ def load_cross_encoder(
     is cut, so that a query of up to half of `max_length` is kept whole.
 
     Args:
-      folder: with `config.json`, the weights and the tokenizer; or the name of a model on the hub.
+      network: of `open_network`.
       max_length: tokens kept of a pair, separators included; None: what the folder says.
       head_seed: for a random head where the folder has none; None: such a folder is refused.
     """
-    folder = find_folder(folder)
-    new_head = not is_cross_encoder(folder)
-    if new_head and head_seed is None:
-        raise UserError(
-            f"{folder} is not a cross-encoder: expected a model for sequence classification, such "
-            "as cocondenser finetune makes with configs/cross_encoder.py"
-        )
-    require_loadable(folder)
-    longest, lowers_case = (None, False) if new_head else read_pair_settings(folder)
-    task: Any = "sequence-classification"
-    drawn = ("classifier.", "pooler.") if new_head else ()
-    with loading(folder, "cross-encoder", drawn), new_parameters(head_seed or 0):
-        backbone = Transformer(
-            str(folder),
-            model_kwargs=NO_CODE | _DTYPE,
-            do_lower_case=lowers_case,
-            transformer_task=task,
-            **NO_OTHER_CODE,
-        )
+    folder = network.path
+    if not is_cross_encoder(network.config):
+        if head_seed is None:
+            raise UserError(
+                f"{folder} is not a cross-encoder: expected a model for sequence classification,"
+                " such as cocondenser finetune makes with configs/cross_encoder.py"
+            )
+        model = _new_cross_encoder(network, head_seed)
+    else:
+        require_loadable(folder, network.config)
+        with loading(folder, "cross-encoder"):
+            model = CrossEncoder(
+                str(folder),
+                local_files_only=True,
+                model_kwargs=dict(_DTYPE),
+                activation_fn=torch.nn.Identity(),
+            )
+        if prompt := model.prompts.get(model.default_prompt_name or ""):
+            raise UserError(f"{folder} puts {prompt!r} before every pair, which is not supported")
+    backbone: Any = model[0]
     if backbone.config.num_labels != 1:
         raise UserError(
             f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
@@ -204,9 +180,8 @@ def load_cross_encoder(
     require_rows(backbone, folder)
     limit = max_tokens(backbone.config)
     require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
-    backbone.max_seq_length = max_length or min(longest or backbone.max_seq_length or limit, limit)
+    backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
     backbone.config_keys = [*backbone.config_keys, "do_lower_case"]  # as of a bi-encoder
-    model = CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
     # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
@@ -217,6 +192,21 @@ def load_cross_encoder(
         raise UserError(f"{folder} scores a pair with NaN or infinity: its weights are damaged")
     _without_model_card(model)
     return model
+
+
+def _new_cross_encoder(network: Network, head_seed: int) -> CrossEncoder:
+    """Makes a cross-encoder of a network, with a random head."""
+    require_loadable(network.path, network.config)
+    task: Any = "sequence-classification"
+    drawn = ("classifier.", "pooler.")
+    with loading(network.path, "cross-encoder", drawn), new_parameters(head_seed):
+        backbone = Transformer(
+            str(network.path),
+            model_kwargs=NO_CODE | _DTYPE,
+            transformer_task=task,
+            **NO_OTHER_CODE,
+        )
+    return CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
 
 
 @contextlib.contextmanager
@@ -287,26 +277,18 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
     return length
 
 
-def model_sha256(folder: Path) -> str:
-    """Returns a hash of everything in a model folder that its vectors depend on."""
-    folder = find_folder(folder)
-    digest = hashlib.sha256()
-    for path in files_of_vectors(folder):
-        digest.update(f"{path.relative_to(folder)}\0{file_sha256(path)}\0".encode())
-    return digest.hexdigest()
-
-
-def _open_bi_encoder(folder: Path, representation: Representation) -> SentenceTransformer:
-    networks = network_folders(folder)
-    for network in networks:
-        require_loadable(network)
-    kwargs = model_kwargs(networks[0]) | _DTYPE
-    with loading(folder, "bi-encoder"):
-        if (folder / MODULES).is_file():
-            return SentenceTransformer(str(folder), local_files_only=True, model_kwargs=kwargs)
-        backbone = Transformer(str(folder), model_kwargs=kwargs | NO_CODE, **NO_OTHER_CODE)
+def _open_bi_encoder(folder: ModelFolder) -> SentenceTransformer:
+    for network in folder.networks.values():
+        require_loadable(network.path, network.config)
+    first = next(iter(folder.networks.values()))
+    kwargs = model_kwargs(first.config) | _DTYPE
+    path = str(folder.path)
+    with loading(folder.path, "bi-encoder"):
+        if not folder.is_plain:
+            return SentenceTransformer(path, local_files_only=True, model_kwargs=kwargs)
+        backbone = Transformer(path, model_kwargs=kwargs | NO_CODE, **NO_OTHER_CODE)
         size = backbone.get_embedding_dimension()
-        return SentenceTransformer(modules=[backbone, Pooling(size, representation.pooling)])
+        return SentenceTransformer(modules=[backbone, Pooling(size, folder.representation.pooling)])
 
 
 def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:

@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.remote import local_copy
+from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retriever.search.bm25 import Bm25Index, open_bm25_index
@@ -26,7 +27,7 @@ from cocondenser_jax.retriever.search.exact import Nearest, nearest_checked
 from cocondenser_jax.retriever.search.fuse import METHODS, Method
 from cocondenser_jax.retriever.search.gpus import require_gpu
 from cocondenser_jax.retriever.search.index import nearest_in_index, read_index
-from cocondenser_jax.retriever.search.models import load_as, model_sha256
+from cocondenser_jax.retriever.search.models import load
 from cocondenser_jax.retriever.search.quantized import BINARY, BitVectors, nearest_by_bits
 from cocondenser_jax.retriever.search.terms import require_language
 
@@ -74,7 +75,7 @@ Index = OpenIndex | HybridIndex
 
 def open_index(
     folder: Path,
-    model_folder: Path,
+    model: ModelFolder,
     *,
     vectors: VectorSearch = _DEFAULTS,
     hybrid: Method | None = None,
@@ -87,7 +88,7 @@ def open_index(
 
     Args:
       folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
-      model_folder: the folder of that model, which may have moved.
+      model: that model, whose folder may have moved.
       vectors: how vectors are compared; embeddings have no parameters, an index no device.
       hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
         model, or more if more are asked for. The first call writes `bm25` to the folder.
@@ -114,15 +115,15 @@ def open_index(
         raise UserError(f"{folder} holds no embeddings of bits: only these have oversampling")
     if vectors.device != "cpu" and is_bits:
         raise UserError(f"{folder} holds embeddings of bits, which are searched on the CPU")
-    _require_model(folder, manifest, model_folder)
+    _require_model(folder, manifest, model)
     representation = _with_query_prompt(folder, manifest.representation, query_prompt)
-    model = load_as(model_folder, representation)
+    loaded = load(model._replace(representation=representation))
     if manifest.is_index:
         index, passages = read_index(folder, manifest, vectors.parameters)
-        dense = OpenIndex(model, partial(nearest_in_index, index), passages)
+        dense = OpenIndex(loaded, partial(nearest_in_index, index), passages)
     else:
         passages = open_shards(folder, manifest)
-        dense = OpenIndex(model, _nearest_in_shards(passages, vectors), passages)
+        dense = OpenIndex(loaded, _nearest_in_shards(passages, vectors), passages)
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
@@ -136,12 +137,12 @@ def _nearest_in_shards(passages: pyarrow.Table, vectors: VectorSearch) -> Neares
     return nearest_checked(shards, partial(require_finite_rows, passages), vectors.device)
 
 
-def open_query_model(folder: Path, model_folder: Path) -> tuple[SentenceTransformer, str]:
+def open_query_model(folder: Path, model: ModelFolder) -> tuple[SentenceTransformer, str]:
     """Loads the model that encoded embeddings, to search where a database has them.
 
     Args:
       folder: the embeddings, of which the manifest alone is read.
-      model_folder: see `open_index`.
+      model: see `open_index`.
 
     Returns:
       The model, with the prompts and the pooling that the passages were encoded with; and a name
@@ -151,16 +152,17 @@ def open_query_model(folder: Path, model_folder: Path) -> tuple[SentenceTransfor
       UserError: also if another model encoded them.
     """
     manifest = read_manifest(folder)
-    _require_model(folder, manifest, model_folder)
+    _require_model(folder, manifest, model)
     fields = {k: value for k, value in manifest.to_json().items() if k not in FREE_FIELDS}
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-    return load_as(model_folder, manifest.representation), f"passages_{digest[:12]}"
+    loaded = load(model._replace(representation=manifest.representation))
+    return loaded, f"passages_{digest[:12]}"
 
 
-def _require_model(folder: Path, manifest: Manifest, model_folder: Path) -> None:
-    if model_sha256(model_folder) != manifest.model_sha256:
+def _require_model(folder: Path, manifest: Manifest, model: ModelFolder) -> None:
+    if model.sha256() != manifest.model_sha256:
         raise UserError(
-            f"{folder} was built with another model ({manifest.model}) than {model_folder}"
+            f"{folder} was built with another model ({manifest.model}) than {model.name}"
         )
 
 

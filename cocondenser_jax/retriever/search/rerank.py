@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import Network
 from cocondenser_jax.retriever.data.folder import (
     judgments_file,
     passage_text,
@@ -45,7 +46,7 @@ class Candidates(NamedTuple):
 
 
 def rerank(
-    model_folder: Path,
+    network: Network,
     candidates: Candidates,
     out: Path,
     batch_size: int = 64,
@@ -57,7 +58,7 @@ def rerank(
     `trec.ranked`). Of the corpus, only what is scored is held in memory.
 
     Args:
-      model_folder: see `models.load_cross_encoder`.
+      network: see `models.load_cross_encoder`.
       candidates: what is scored.
       out: the run to write.
       batch_size: pairs per forward pass.
@@ -70,7 +71,7 @@ def rerank(
         raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
     corpus = searched_passages(candidates.data, candidates.corpus)
     named = _read_names(candidates)  # a mistake in them need not wait for the model
-    model = load_cross_encoder(model_folder)
+    model = load_cross_encoder(network)
     passages, pairs = _read_pairs(corpus, candidates, named)
     start = time.perf_counter()
     scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())

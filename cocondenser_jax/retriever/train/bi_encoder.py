@@ -14,18 +14,16 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.folder import read_representation
-from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.model_folder.model import ModelFolder, open_model, require_float_weights
 from cocondenser_jax.representation import (
     AS_IN_PAPERS,
     Given,
-    Representation,
     is_falling,
     title_separator,
 )
 from cocondenser_jax.retriever.data.folder import split_files
 from cocondenser_jax.retriever.search.lengths import require_lengths
-from cocondenser_jax.retriever.search.models import load_as
+from cocondenser_jax.retriever.search.models import load
 from cocondenser_jax.retriever.train import trainer
 from cocondenser_jax.retriever.train.evaluation import DevEvaluator, DevSettings
 from cocondenser_jax.retriever.train.losses import InBatchLoss, LossSettings
@@ -81,7 +79,8 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     sizes = settings.loss.sizes
     if not is_falling(sizes):
         raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
-    own, model = _load(settings.model)
+    opened, model = _load(settings.model)
+    own = opened.representation
     data = read_training(
         settings.data,
         settings.trainer.stored,
@@ -92,7 +91,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
     logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
     loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))
     evaluator = None
-    checksums = data.checksums
+    checksums = {**data.checksums, "model": opened.sha256()}
     if settings.dev.every:
         evaluator = DevEvaluator(settings.dev, data.passages, loss.score)
         checksums = checksums | evaluator.checksums
@@ -170,23 +169,23 @@ def _require_dev(dev: DevSettings) -> None:
         )
 
 
-def _load(settings: ModelSettings) -> tuple[Representation, SentenceTransformer]:
-    """Returns what the vectors are, and the model that makes them."""
-    folder = find_folder(settings.folder)
-    representation = read_representation(folder, settings.given, AS_IN_PAPERS)
+def _load(settings: ModelSettings) -> tuple[ModelFolder, SentenceTransformer]:
+    """Returns the model as it is opened, and as it is loaded."""
+    folder = open_model(settings.folder, settings.given, AS_IN_PAPERS)
+    for network in folder.networks.values():
+        require_float_weights(network)
     lengths = {
         "config.model.query_length": settings.query_length,
         "config.model.passage_length": settings.passage_length,
     }
-    require_lengths(folder, lengths)
-    model = load_as(
+    require_lengths(folder.networks.values(), lengths)
+    model = load(
         folder,
-        representation,
         settings.query_length,
         settings.passage_length,
         two_towers=settings.two_towers,
     )
-    return representation, model
+    return folder, model
 
 
 def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> Any:

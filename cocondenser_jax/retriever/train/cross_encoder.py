@@ -9,6 +9,7 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncode
 from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, ListNetLoss
 
+from cocondenser_jax.model_folder.model import open_network, require_float_weights
 from cocondenser_jax.retriever.search.lengths import SHORTEST_PAIR, require_lengths
 from cocondenser_jax.retriever.search.models import load_cross_encoder
 from cocondenser_jax.retriever.train import trainer
@@ -43,14 +44,13 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     to a query's scores changes nothing. With the second, σ(s) is the probability that a passage is
     relevant (arXiv 1901.04085), by which RocketQA denoises (arXiv 2010.08191).
     """
-    require_lengths(
-        settings.model_folder, {"config.model.max_length": settings.max_length}, SHORTEST_PAIR
-    )
-    model = load_cross_encoder(
-        settings.model_folder, settings.max_length, head_seed=settings.trainer.seed
-    )
+    network = open_network(settings.model_folder)
+    require_float_weights(network)
+    require_lengths([network], {"config.model.max_length": settings.max_length}, SHORTEST_PAIR)
+    model = load_cross_encoder(network, settings.max_length, head_seed=settings.trainer.seed)
     data = read_training(settings.data, settings.trainer.stored)
-    trainer.start_or_resume(settings.trainer, len(data.pairs), data.checksums)
+    checksums = {**data.checksums, "model": network.sha256()}
+    trainer.start_or_resume(settings.trainer, len(data.pairs), checksums)
     loss: torch.nn.Module
     if settings.loss == "softmax":
         loss = ListNetLoss(model, mini_batch_size=-1)  # -1: a step's pairs in one forward pass

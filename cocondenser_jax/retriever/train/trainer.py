@@ -36,7 +36,7 @@ from cocondenser_jax.files.whole import (
     new_folder,
     read_object,
 )
-from cocondenser_jax.retriever.search.models import load_retriever, model_sha256, uses_bfloat16
+from cocondenser_jax.retriever.search.models import load_retriever, uses_bfloat16
 from cocondenser_jax.retriever.train.processes import is_main_process, on_one_gpu
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TrainerSettings(NamedTuple):
 def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:
     """Prepares the workdir, or checks that the run started there has these settings and data.
 
-    `checksums` are of the files that the run reads beside the model, by kind: these may move.
+    `checksums` are of the model and of the files that the run reads, by kind: these may move.
     """
     record = settings.record
     if n_rows < settings.batch_size:
@@ -93,10 +93,9 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[s
         )
     if not is_main_process():
         return
-    model = model_sha256(Path(record["model"]["folder"]))
     start_or_compare(
         settings.workdir / "finetune.json",
-        record | {"sha256": {**checksums, "model": model}},
+        record | {"sha256": dict(checksums)},
         _FREE,
         also=[settings.stored.name],
     )

@@ -8,7 +8,9 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.representation import Representation
 from cocondenser_jax.retriever.compare.comparison import (
     Compared,
     Entry,
@@ -24,6 +26,9 @@ from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_beir, write_qrels, write_records
 
 N = 8
+
+# Nothing of it is read.
+OPENED = ModelFolder("folder", Path("folder"), {}, Representation())
 
 
 def test_a_ranking_is_named_by_what_makes_it():
@@ -113,13 +118,13 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
 def test_the_search_that_is_printed_is_that_of_the_row(winner, language, flags):
     compared = rows_of_one_model(language)
     place = f"--embeddings={Path('runs/models/m/embeddings')}"
-    model = RankedModel("m", Path("folder"))
+    model = RankedModel("m", OPENED)
     assert search_flags(Path("runs"), compared, winner, model) == [place, *flags]
     sampled = compared._replace(trial=compared.trial._replace(n_passages=5))
     assert search_flags(Path("runs"), sampled, winner, model) == []
 
 
-@pytest.mark.parametrize("model", [None, RankedModel("m", Path("folder"))])
+@pytest.mark.parametrize("model", [None, RankedModel("m", OPENED)])
 def test_where_bm25_is_best_the_search_is_by_bm25(model):
     """Of `compare`, where no model is the best row's, and of `adapt`, which keeps one."""
     for language, flags in (("english", []), ("german", ["--language=german"])):

@@ -11,6 +11,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import embeddings as embeddings_module
 from cocondenser_jax.retriever.search import encode
 from cocondenser_jax.retriever.search.encode import Encoding
@@ -22,7 +23,9 @@ from tests.mutations import Payload
 @pytest.fixture
 def embeddings(model_folder, beir, tmp_path):
     out = tmp_path / "embeddings"
-    encode.encode_corpus(Encoding(model_folder, passage_length=16), beir, out, shard_size=25)
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), passage_length=16), beir, out, shard_size=25
+    )
     return out
 
 
@@ -88,7 +91,7 @@ def test_an_index_of_more_vectors_than_passages_is_damaged(embeddings, model_fol
     assert len(table) == 60
     embeddings_module.write_table(path, table[:59])
     with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged"):
-        open_index(tmp_path / "index", model_folder)
+        open_index(tmp_path / "index", open_model(model_folder))
 
 
 @pytest.mark.parametrize("column", ["id", "text", "vector"])

@@ -13,6 +13,7 @@ import transformers
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import LOCK
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given, Representation
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
 from cocondenser_jax.retriever.search import embeddings, encode, models
@@ -29,7 +30,7 @@ def names(folder):
 
 def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, tmp_path):
     manifest = encode.encode_corpus(
-        Encoding(model_folder, batch_size=7, passage_length=16),
+        Encoding(open_model(model_folder), batch_size=7, passage_length=16),
         beir,
         tmp_path / "out",
         shard_size=25,
@@ -43,7 +44,7 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
     assert shapes == [(25, 32), (25, 32), (10, 32)]
     assert manifest == Manifest(
         model=str(model_folder),
-        model_sha256=models.model_sha256(model_folder),
+        model_sha256=open_model(model_folder).sha256(),
         representation=Representation("mean", similarity="cosine"),
         passage_length=16,
         precision="float32",
@@ -61,16 +62,22 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
 
 
 def encode_on_machines(n, model_folder, *arguments, **options):
-    encoding = Encoding(model_folder)
+    encoding = Encoding(open_model(model_folder))
     return [encode.encode_corpus(encoding, *arguments, task=(i, n), **options) for i in range(n)]
 
 
 def test_machines_share_a_corpus(model_folder, beir, tmp_path):
-    alone = encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "alone", shard_size=7)
+    alone = encode.encode_corpus(
+        Encoding(open_model(model_folder)), beir, tmp_path / "alone", shard_size=7
+    )
     # Whose model and corpus lie elsewhere.
     copy = Path(shutil.copytree(model_folder, tmp_path / "copy"))
     encode.encode_corpus(
-        Encoding(copy), beir / "corpus.jsonl", tmp_path / "out", shard_size=7, task=(2, 4)
+        Encoding(open_model(copy)),
+        beir / "corpus.jsonl",
+        tmp_path / "out",
+        shard_size=7,
+        task=(2, 4),
     )
     with pytest.raises(UserError, match="out lacks task-00000-of-00004, task-00001-of-00004, ta"):
         embeddings.read_manifest(tmp_path / "out")
@@ -98,7 +105,7 @@ def test_a_machine_resumes_alone_and_others_do_not_fit_it(
     with pytest.raises(UserError, match=f"{vectors_file} is missing or damaged"):
         embeddings.open_shards(out, embeddings.read_manifest(out))
     hold(out / "task-00000-of-00003")  # another machine at work is in nobody's way
-    encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=20, task=(1, 3))
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20, task=(1, 3))
     assert vectors_file.read_bytes() == before
     (out / "task-00002-of-00003" / "embeddings-00002.arrow").unlink()
     with pytest.raises(UserError, match=r"-00003/embeddings-00002\.arrow is missing or damaged"):
@@ -107,25 +114,31 @@ def test_a_machine_resumes_alone_and_others_do_not_fit_it(
     with pytest.raises(UserError, match=r"task-00002-of-00003 holds no manifest\.json"):
         embeddings.read_manifest(out)
     shutil.rmtree(out / "task-00002-of-00003")
-    encode.encode_corpus(Encoding(make_model(seed=1)), beir, out, shard_size=20, task=(2, 3))
+    encode.encode_corpus(
+        Encoding(open_model(make_model(seed=1))), beir, out, shard_size=20, task=(2, 3)
+    )
     with pytest.raises(UserError, match=r"2-of-00003 differs from .+ in its model_sha256"):
         embeddings.read_manifest(out)
-    encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=20, task=(0, 2))
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20, task=(0, 2))
     with pytest.raises(UserError, match="out also holds task-00000-of-00002, from another"):
         embeddings.read_manifest(out)
     with pytest.raises(UserError, match="task 2/2: expected i/n with 0 <= i < n"):
-        encode.encode_corpus(Encoding(model_folder), beir, out, task=(2, 2))
+        encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, task=(2, 2))
     with pytest.raises(UserError, match="out already exists"):
-        encode.encode_corpus(Encoding(model_folder), beir, out)
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "alone")
+        encode.encode_corpus(Encoding(open_model(model_folder)), beir, out)
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "alone")
     with pytest.raises(UserError, match="alone holds the embeddings of one task"):
-        encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "alone", task=(0, 2))
+        encode.encode_corpus(
+            Encoding(open_model(model_folder)), beir, tmp_path / "alone", task=(0, 2)
+        )
 
 
 def test_a_machine_without_a_shard(model_folder, beir, tmp_path):
     for i in range(3):
         out = tmp_path / "out"
-        encode.encode_corpus(Encoding(model_folder), beir, out, task=(i, 3), shard_size=40)
+        encode.encode_corpus(
+            Encoding(open_model(model_folder)), beir, out, task=(i, 3), shard_size=40
+        )
     manifest = embeddings.read_manifest(tmp_path / "out")
     table = embeddings.open_shards(tmp_path / "out", manifest)
     assert table["id"].to_pylist() == [passage.id for passage in read_corpus(beir)]
@@ -145,7 +158,9 @@ def test_a_forward_pass_has_passages_of_about_as_many_tokens(model_folder, tmp_p
     texts = ["z" * 30, words, words, "z" * 9, words, "z" * 30, "z" * 9, words]
     records = [{"_id": f"{i}", "text": text} for i, text in enumerate(texts)]
     write_records(tmp_path / "corpus.jsonl", records)
-    encode.encode_corpus(Encoding(model_folder, batch_size=4), tmp_path, tmp_path / "out")
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), batch_size=4), tmp_path, tmp_path / "out"
+    )
     assert widths[-2:] == [8 + 2, 1 + 2]
     vectors_NxD = read_vectors(tmp_path / "out")
     same = [[np.allclose(x, y, atol=1e-5) for y in vectors_NxD] for x in vectors_NxD]
@@ -177,25 +192,35 @@ def test_vectors_have_the_prompt_and_length_of_encode_document(
 
 @pytest.mark.effect("encode --batch_size")
 def test_forward_passes_are_smaller_on_a_cpu(model_folder, beir, tmp_path, forward_sizes):
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "torch")  # 60 passages
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), beir, tmp_path / "torch"
+    )  # 60 passages
     assert max(forward_sizes) == (60 if torch.cuda.is_available() else 32)
     sizes = []
     of_accelerator = lambda model, folder, batch_size, dtype: sizes.append(batch_size)  # noqa: E731
-    encode.encode_corpus(Encoding(model_folder, backend=of_accelerator), beir, tmp_path / "jax")
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), backend=of_accelerator), beir, tmp_path / "jax"
+    )
     assert sizes == [128]
 
 
 def test_half_precision_on_disk(model_folder, beir, tmp_path):
-    encode.encode_corpus(Encoding(model_folder, dtype="float16"), beir, tmp_path / "f16")
-    encode.encode_corpus(Encoding(model_folder), beir / "corpus.jsonl", tmp_path / "f32")
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), dtype="float16"), beir, tmp_path / "f16"
+    )
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), beir / "corpus.jsonl", tmp_path / "f32"
+    )
     half, single = read_vectors(tmp_path / "f16"), read_vectors(tmp_path / "f32")
     assert (half.dtype, single.dtype) == (np.float16, np.float32)
     np.testing.assert_array_equal(half, single.astype(np.float16))
 
 
 def test_products_in_half_precision(model_folder, beir, tmp_path):
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "single")
-    encode.encode_corpus(Encoding(model_folder, precision="bfloat16"), beir, tmp_path / "half")
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "single")
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), precision="bfloat16"), beir, tmp_path / "half"
+    )
     single_NxD, half_NxD = read_vectors(tmp_path / "single"), read_vectors(tmp_path / "half")
     assert half_NxD.dtype == np.float32
     errors_N = np.linalg.norm(half_NxD - single_NxD, axis=1) / np.linalg.norm(single_NxD, axis=1)
@@ -205,13 +230,15 @@ def test_products_in_half_precision(model_folder, beir, tmp_path):
 
 def test_a_cpu_with_bfloat16_is_used_by_default(model_folder, beir, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "_cpu_has_bfloat16", lambda: True)
-    manifest = encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "auto")
+    manifest = encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "auto")
     assert manifest.precision == "bfloat16"
-    encode.encode_corpus(Encoding(model_folder, precision="bfloat16"), beir, tmp_path / "half")
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), precision="bfloat16"), beir, tmp_path / "half"
+    )
     np.testing.assert_array_equal(read_vectors(tmp_path / "auto"), read_vectors(tmp_path / "half"))
     # XLA has no such products on a CPU.
     manifest = encode.encode_corpus(
-        Encoding(model_folder, backend=lambda *_: None), beir, tmp_path / "jax"
+        Encoding(open_model(model_folder), backend=lambda *_: None), beir, tmp_path / "jax"
     )
     assert manifest.precision == "float32"
 
@@ -231,18 +258,20 @@ def test_an_interrupted_run_resumes_with_the_missing_shards(
 
     monkeypatch.setattr(encode, "_encode", stop_at_third)
     with pytest.raises(RuntimeError, match="killed"):
-        encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=20)
+        encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged: encode"):
         embeddings.open_shards(out, embeddings.read_manifest(out))
     assert len(list(out.glob("*.arrow"))) == 2
 
     with pytest.raises(UserError, match="was started with shard_size=20, now it is 30"):
-        encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=30)
+        encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=30)
 
     encoded.clear()
-    encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=20)
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     assert encoded == ["d40"]
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "whole", shard_size=1000)
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), beir, tmp_path / "whole", shard_size=1000
+    )
     np.testing.assert_allclose(read_vectors(out), read_vectors(tmp_path / "whole"), atol=5e-6)
     assert names(out) == names(tmp_path / "whole")
 
@@ -285,7 +314,7 @@ def change_a_text(path):
 )
 def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, monkeypatch, damage):
     out = tmp_path / "out"
-    encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=20)
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     damage(out / "embeddings-00001.arrow")
     encoded = []
@@ -296,7 +325,7 @@ def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, mo
         return compute(model, passages, *rest)
 
     monkeypatch.setattr(encode, "_encode", note)
-    encode.encode_corpus(Encoding(model_folder), beir, out, shard_size=20)
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     assert encoded == ["d20"]
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -311,37 +340,45 @@ def test_a_corpus_is_many_shards(n_passages, shards):
 def test_a_full_disk_ends_in_one_line_and_the_run_resumes(model_folder, tmp_path, small_disk):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(f'{{"_id": "d{i}", "text": "{i}"}}\n' for i in range(100)))
-    encode.encode_corpus(Encoding(model_folder), corpus, tmp_path / "whole", shard_size=50)
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), corpus, tmp_path / "whole", shard_size=50
+    )
     name = "embeddings-00000.arrow"
     small_disk((tmp_path / "whole" / name).stat().st_size - 1)
     with pytest.raises(UserError, match=f"cannot write {tmp_path}/out/{name}: [^\n]+$"):
-        encode.encode_corpus(Encoding(model_folder), corpus, tmp_path / "out", shard_size=50)
+        encode.encode_corpus(
+            Encoding(open_model(model_folder)), corpus, tmp_path / "out", shard_size=50
+        )
     small_disk(resource.RLIM_INFINITY)
     assert [path.name for path in (tmp_path / "out").glob("*.arrow")] == []
-    encode.encode_corpus(Encoding(model_folder), corpus, tmp_path / "out", shard_size=50)
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), corpus, tmp_path / "out", shard_size=50
+    )
     np.testing.assert_array_equal(read_vectors(tmp_path / "out"), read_vectors(tmp_path / "whole"))
 
 
 def test_a_second_process_is_refused(model_folder, beir, tmp_path, hold):
     first = hold(tmp_path / "out")
     with pytest.raises(UserError, match=f"out is in use by process {first.pid} on "):
-        encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out")
+        encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK]
 
 
 def test_another_model_does_not_resume(model_folder, make_model, beir, tmp_path):
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out")
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "out")
     with pytest.raises(UserError, match="was started with model_sha256="):
-        encode.encode_corpus(Encoding(make_model(seed=1)), beir, tmp_path / "out")
+        encode.encode_corpus(Encoding(open_model(make_model(seed=1))), beir, tmp_path / "out")
 
 
 def test_the_same_passages_resume_and_others_do_not(model_folder, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"_id": "1", "title": "a", "text": "b c"}\n{"_id": "2", "text": "d"}\n')
-    encode.encode_corpus(Encoding(model_folder), corpus, tmp_path / "out")
+    encode.encode_corpus(Encoding(open_model(model_folder)), corpus, tmp_path / "out")
     (tmp_path / "psgs_w100.tsv").write_text("id\ttext\ttitle\n1\tb c\ta\n2\td\t\n")
     before = (tmp_path / "out" / "embeddings-00000.arrow").stat().st_mtime_ns
-    encode.encode_corpus(Encoding(model_folder), tmp_path / "psgs_w100.tsv", tmp_path / "out")
+    encode.encode_corpus(
+        Encoding(open_model(model_folder)), tmp_path / "psgs_w100.tsv", tmp_path / "out"
+    )
     assert (tmp_path / "out" / "embeddings-00000.arrow").stat().st_mtime_ns == before
     for other in (
         '{"_id": "1", "title": "a b", "text": "c"}\n{"_id": "2", "text": "d"}\n',
@@ -350,24 +387,26 @@ def test_the_same_passages_resume_and_others_do_not(model_folder, tmp_path):
     ):
         corpus.write_text(other)
         with pytest.raises(UserError, match="was started with corpus_sha256="):
-            encode.encode_corpus(Encoding(model_folder), corpus, tmp_path / "out")
+            encode.encode_corpus(Encoding(open_model(model_folder)), corpus, tmp_path / "out")
 
 
 def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
-    encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out")
+    encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "out")
     for name, value in (
         ("precision", "bfloat16"),
         ("passage_length", 12),
         ("dtype", "float16"),
     ):
-        other = Encoding(model_folder)._replace(**{name: value})
+        other = Encoding(open_model(model_folder))._replace(**{name: value})
         with pytest.raises(UserError, match=f"was started with {name}=.*, now it is '?{value}"):
             encode.encode_corpus(other, beir, tmp_path / "out")
     with pytest.raises(UserError, match="was started with shard_size=500, now it is 30"):
-        encode.encode_corpus(Encoding(model_folder), beir, tmp_path / "out", shard_size=30)
+        encode.encode_corpus(
+            Encoding(open_model(model_folder)), beir, tmp_path / "out", shard_size=30
+        )
     with pytest.raises(UserError, match="was started with backend='torch', now it is 'jax'"):
         encode.encode_corpus(
-            Encoding(model_folder, backend=lambda *_: None), beir, tmp_path / "out"
+            Encoding(open_model(model_folder), backend=lambda *_: None), beir, tmp_path / "out"
         )
     for given, said in (
         (Given(pooling="cls"), "pooling='mean', now it is 'cls'"),
@@ -377,13 +416,15 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
         (Given(title_separator="|"), r"prompts.title_separator=None, now it is '\|'"),
         (Given(dimensions=8), r"sizes=\[\], now it is \[8\]"),
     ):
-        other = Encoding(model_folder, given=given)
+        other = Encoding(open_model(model_folder, given))
         with pytest.raises(UserError, match=rf"was started with representation\.{said}"):
             encode.encode_corpus(other, beir, tmp_path / "out")
     # What is given is what the folder says.
-    same = Encoding(model_folder, given=Given(pooling="mean", query_prompt=""))
+    same = Encoding(open_model(model_folder, Given(pooling="mean", query_prompt="")))
     encode.encode_corpus(same, beir, tmp_path / "out")
-    resumed = encode.encode_corpus(Encoding(model_folder, batch_size=7), beir, tmp_path / "out")
+    resumed = encode.encode_corpus(
+        Encoding(open_model(model_folder), batch_size=7), beir, tmp_path / "out"
+    )
     assert resumed.batch_size == 7
 
 
@@ -391,10 +432,12 @@ def test_bad_input_leaves_nothing(model_folder, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"_id": "d1", "text": "x"}\n{"_id": \n')
     with pytest.raises(UserError, match=r"corpus\.jsonl:2 is not valid JSON"):
-        encode.encode_corpus(Encoding(model_folder), corpus, tmp_path / "out", shard_size=1)
+        encode.encode_corpus(
+            Encoding(open_model(model_folder)), corpus, tmp_path / "out", shard_size=1
+        )
     corpus.write_text('{"_id": "d1", "text": "x"}\n')
     with pytest.raises(UserError, match="none: no such folder"):
-        encode.encode_corpus(Encoding(tmp_path / "none"), corpus, tmp_path / "out")
+        encode.encode_corpus(Encoding(open_model(tmp_path / "none")), corpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="already exists"):
-        encode.encode_corpus(Encoding(model_folder), corpus, tmp_path)
+        encode.encode_corpus(Encoding(open_model(model_folder)), corpus, tmp_path)

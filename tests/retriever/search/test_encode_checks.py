@@ -7,6 +7,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.workers import Engine
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import encode
 from cocondenser_jax.retriever.search.encode import Encoding
 
@@ -18,13 +19,12 @@ from cocondenser_jax.retriever.search.encode import Encoding
     [
         ({"passage_length": 65}, "^--passage_length=65: expected 3 to 64 tokens"),
         ({"passage_length": 2}, "^--passage_length=2: expected 3 to 64 tokens"),
-        ({"model": Path("/nowhere")}, "/nowhere: no such folder"),
     ],
 )
 def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
     model_folder, beir, tmp_path, engine, change, message
 ):
-    encoding = Encoding(model_folder)._replace(**change)
+    encoding = Encoding(open_model(model_folder))._replace(**change)
     with pytest.raises(UserError, match=message):
         encode.encode_corpus(encoding, beir, tmp_path / "out", engine=engine)
     assert not (tmp_path / "out").exists()
@@ -32,11 +32,14 @@ def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
 
 @pytest.mark.usefixtures("unread_corpus")
 @pytest.mark.parametrize("engine", [None, Engine(tasks=2)])
-def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(beir, tmp_path, engine):
+def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(
+    model_folder, beir, tmp_path, engine, monkeypatch
+):
+    monkeypatch.setattr(encode, "load", pytest.fail)
     (tmp_path / "thesis.tex").touch()
     for place in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(UserError, match=f"{place} already exists"):
-            encode.encode_corpus(Encoding(Path("/nowhere")), beir, place, engine=engine)
+            encode.encode_corpus(Encoding(open_model(model_folder)), beir, place, engine=engine)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -55,7 +58,7 @@ def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(
     assert "title" in corpus.read_text()
     monkeypatch.setattr(encode, "_encode", change)
     with pytest.raises(UserError, match=r"corpus\.jsonl has changed while it was encoded"):
-        encode.encode_corpus(Encoding(model_folder), data, tmp_path / "out")
+        encode.encode_corpus(Encoding(open_model(model_folder)), data, tmp_path / "out")
 
 
 @pytest.fixture
@@ -85,12 +88,17 @@ def test_a_folder_whose_files_change_while_it_is_encoded_is_an_error(
     model_folder, tmp_path, changing_folder, name
 ):
     with pytest.raises(UserError, match="texts has changed while it was encoded"):
-        encode.encode_corpus(Encoding(model_folder), changing_folder(name), tmp_path / "out")
+        encode.encode_corpus(
+            Encoding(open_model(model_folder)), changing_folder(name), tmp_path / "out"
+        )
 
 
 def test_what_is_not_read_of_a_folder_may_change(model_folder, tmp_path, changing_folder):
     folder = changing_folder("encode.log")
-    assert encode.encode_corpus(Encoding(model_folder), folder, tmp_path / "out").passages == 6
+    assert (
+        encode.encode_corpus(Encoding(open_model(model_folder)), folder, tmp_path / "out").passages
+        == 6
+    )
 
 
 @pytest.mark.parametrize("texts", [["abc def", "hgf"], ["abc def", "fgh", "one more"]])
@@ -112,7 +120,11 @@ def test_a_data_set_that_changes_after_it_was_counted_is_an_error(
     monkeypatch.setattr(encode, "_read_facts", read_and_change)
     with pytest.raises(UserError, match=r"data has changed while it was encoded"):
         encode.encode_corpus(
-            Encoding(model_folder), f"hf:{table.parent}", tmp_path / "out", shard_size=2, task=task
+            Encoding(open_model(model_folder)),
+            f"hf:{table.parent}",
+            tmp_path / "out",
+            shard_size=2,
+            task=task,
         )
 
 
@@ -122,6 +134,6 @@ def test_vectors_are_not_written_into_the_folder_of_their_model(model_folder, be
     (tmp_path / "link").symlink_to("model")
     for out in (model / "new" / "out", tmp_path / "link" / "out", model):
         with pytest.raises(UserError, match="lies in the folder of the model"):
-            encode.encode_corpus(Encoding(model), beir, out)
+            encode.encode_corpus(Encoding(open_model(model)), beir, out)
     assert not (model / "new").exists()
-    encode.encode_corpus(Encoding(model), beir, tmp_path / "model.out")
+    encode.encode_corpus(Encoding(open_model(model)), beir, tmp_path / "model.out")

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, write_json
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import read_corpus
 from cocondenser_jax.retriever.search import embeddings as embeddings_module
 from cocondenser_jax.retriever.search import index as index_module
@@ -63,7 +64,7 @@ def data(tmp_path_factory):
 def embeddings(model_folder, data, tmp_path):
     """Embeddings in which another program has written NaN."""
     out = tmp_path / "embeddings"
-    encode_corpus(Encoding(model_folder), data, out, shard_size=10)
+    encode_corpus(Encoding(open_model(model_folder)), data, out, shard_size=10)
     path = embeddings_module.shard_file(out, 1)
     vectors_NxD, rows = read_shard(path)
     vectors_NxD[7, 3] = np.nan
@@ -114,11 +115,11 @@ def test_numbers_too_large_for_float16_are_not_written(model_folder, data, tmp_p
     )
     dense = folder / "2_Dense" / "model.safetensors"
     save_file({name: 1e6 * value for name, value in load_file(dense).items()}, dense)
-    encode_corpus(Encoding(folder), data, tmp_path / "float32")
+    encode_corpus(Encoding(open_model(folder)), data, tmp_path / "float32")
     assert np.abs(read_vectors(tmp_path / "float32")).max() > 65_504
     error = "30 of 30 vectors .* passage p0: too large for float16, use --dtype=float32"
     with pytest.raises(UserError, match=error):
-        encode_corpus(Encoding(folder, dtype="float16"), data, tmp_path / "float16")
+        encode_corpus(Encoding(open_model(folder), dtype="float16"), data, tmp_path / "float16")
 
 
 @pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IVF2,Flat"])
@@ -136,10 +137,10 @@ def test_an_index_of_them_that_another_program_built_is_not_searched(
     if factory.startswith("IVF") and not LISTS_LEAVE_THEM_OUT:
         pytest.skip("this faiss takes any memory for the list of such a vector, and may crash")
     folder, out = tmp_path / "embeddings", tmp_path / "index"
-    encode_corpus(Encoding(model_folder), data, folder, shard_size=10)
+    encode_corpus(Encoding(open_model(model_folder)), data, folder, shard_size=10)
     build_index(folder, out, factory)
     monkeypatch.setattr(index_module, "_ROWS_AT_ONCE", 7)
-    search.search_text(opening.open_index(out, model_folder), "cd")
+    search.search_text(opening.open_index(out, open_model(model_folder)), "cd")
     index = faiss.read_index(str(out / "index.faiss"))
     vectors_NxD = read_vectors(folder)
     vectors_NxD[17, 3] = value
@@ -150,12 +151,12 @@ def test_an_index_of_them_that_another_program_built_is_not_searched(
     manifest = manifest._replace(index_sha256=file_sha256(out / "index.faiss"))
     write_json(out / embeddings_module.MANIFEST, manifest.to_json())
     with pytest.raises(UserError, match=r"are not finite.*, and build the index again"):
-        opening.open_index(out, model_folder)
+        opening.open_index(out, open_model(model_folder))
 
 
 @pytest.mark.parametrize("hybrid", [None, "rrf"])
 def test_they_are_not_searched(embeddings, model_folder, hybrid):
-    index = opening.open_index(embeddings, model_folder, hybrid=hybrid)
+    index = opening.open_index(embeddings, open_model(model_folder), hybrid=hybrid)
     for _ in range(2):
         with pytest.raises(UserError, match="first that of passage p17: encode again"):
             search.search_text(index, "cd")
@@ -164,20 +165,20 @@ def test_they_are_not_searched(embeddings, model_folder, hybrid):
 def test_encoding_again_renews_their_shard(embeddings, model_folder, data):
     paths = [embeddings_module.shard_file(embeddings, number) for number in range(3)]
     before = [path.read_bytes() for path in paths]
-    encode_corpus(Encoding(model_folder), data, embeddings, shard_size=10)
+    encode_corpus(Encoding(open_model(model_folder)), data, embeddings, shard_size=10)
     changed = [path.read_bytes() != content for path, content in zip(paths, before, strict=True)]
     assert changed == [False, True, False]
     assert are_finite(read_vectors(embeddings))
 
 
 def test_only_the_first_search_checks(embeddings, model_folder, data, monkeypatch):
-    encode_corpus(Encoding(model_folder), data, embeddings, shard_size=10)
+    encode_corpus(Encoding(open_model(model_folder)), data, embeddings, shard_size=10)
     checked = []
     check = opening.require_finite_rows
     monkeypatch.setattr(
         opening, "require_finite_rows", lambda *given: (checked.append(given[2]), check(*given))
     )
-    index = opening.open_index(embeddings, model_folder)
+    index = opening.open_index(embeddings, open_model(model_folder))
     assert checked == []
     for _ in range(3):
         search.search_text(index, "cd")
@@ -189,7 +190,7 @@ def test_a_query_must_have_a_finite_vector(broken_folder, data, tmp_path, capsys
     del lines[17]
     (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
     shutil.copy(data / "queries.jsonl", tmp_path)
-    encode_corpus(Encoding(broken_folder), tmp_path, tmp_path / "embeddings")
+    encode_corpus(Encoding(open_model(broken_folder)), tmp_path, tmp_path / "embeddings")
     build_index(tmp_path / "embeddings", tmp_path / "index")
     for place in ("embeddings", "index"):
         command = ["retrieve", f"--{place}={tmp_path / place}", f"--model={broken_folder}"]
@@ -211,9 +212,11 @@ def test_a_vector_of_zeros_is_as_far_from_all_as_for_the_library(model_folder, d
     folder = write_retriever(model_folder, tmp_path / "model", "mean", [LINEAR])
     dense = folder / "2_Dense" / "model.safetensors"
     save_file({name: 0 * value for name, value in load_file(dense).items()}, dense)
-    encode_corpus(Encoding(folder), data, tmp_path / "embeddings")
+    encode_corpus(Encoding(open_model(folder)), data, tmp_path / "embeddings")
     np.testing.assert_array_equal(read_vectors(tmp_path / "embeddings"), np.zeros((N, 4)))
-    found = search.search_run(opening.open_index(tmp_path / "embeddings", folder), {"q": "ab"})
+    found = search.search_run(
+        opening.open_index(tmp_path / "embeddings", open_model(folder)), {"q": "ab"}
+    )
     library = SentenceTransformer(str(folder))
     vectors_NxD = library.encode_document([passage.text for passage in read_corpus(data)])
     scores_1xN = library.similarity(library.encode_query(["ab"]), vectors_NxD)

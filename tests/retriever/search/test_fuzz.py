@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import open_model, open_network
 from cocondenser_jax.retriever.data.folder import (
     read_candidates,
     read_corpus,
@@ -31,10 +32,13 @@ def encoded(model_folder, beir, tmp_path_factory):
     """Embeddings, and the index of them."""
     folder = tmp_path_factory.mktemp("encoded")
     encode.encode_corpus(
-        Encoding(model_folder, passage_length=16), beir, folder / "embeddings", shard_size=40
+        Encoding(open_model(model_folder), passage_length=16),
+        beir,
+        folder / "embeddings",
+        shard_size=40,
     )
     build_index(folder / "embeddings", folder / "index", "HNSW8")
-    opening.open_index(folder / "index", model_folder, hybrid="rrf")
+    opening.open_index(folder / "index", open_model(model_folder), hybrid="rrf")
     return folder
 
 
@@ -42,7 +46,7 @@ def encoded(model_folder, beir, tmp_path_factory):
 def same_model(model_folder, monkeypatch):
     """The model is loaded once, and not for each broken folder."""
     model = models.load_retriever(model_folder)
-    monkeypatch.setattr(opening, "load_as", lambda *args, **kwargs: model)
+    monkeypatch.setattr(opening, "load", lambda *args, **kwargs: model)
 
 
 def search_with(searcher, folder):
@@ -67,7 +71,7 @@ def test_a_broken_index_is_searched_or_refused(name, encoded, model_folder, tmp_
     folder = shutil.copytree(encoded / "index", tmp_path / "index")
 
     def read(_):
-        search_with(opening.open_index(folder, model_folder, hybrid="min_max"), folder)
+        search_with(opening.open_index(folder, open_model(model_folder), hybrid="min_max"), folder)
 
     fuzz_file(folder, name, read)
 
@@ -78,7 +82,7 @@ def test_broken_embeddings_are_searched_or_refused(name, encoded, model_folder, 
     folder = shutil.copytree(encoded / "embeddings", tmp_path / "embeddings")
 
     def read(folder):
-        search_with(opening.open_index(folder, model_folder), folder)
+        search_with(opening.open_index(folder, open_model(model_folder)), folder)
 
     fuzz_file(folder, name, read)
 
@@ -92,7 +96,7 @@ def test_one_flipped_bit_of_an_index_is_noticed(encoded, model_folder, tmp_path)
         flipped[place] ^= 1
         (folder / "index.faiss").write_bytes(flipped)
         with pytest.raises(UserError, match=r"index\.faiss is damaged"):
-            opening.open_index(folder, model_folder)
+            opening.open_index(folder, open_model(model_folder))
 
 
 LAYOUTS = {
@@ -192,7 +196,7 @@ def encode_with(folder):
 
 
 def score_with(folder):
-    models.load_cross_encoder(folder).predict([(TEXT, TEXT)])
+    models.load_cross_encoder(open_network(folder)).predict([(TEXT, TEXT)])
 
 
 @pytest.mark.parametrize(

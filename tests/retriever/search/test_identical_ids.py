@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import Asked, read_corpus
 from cocondenser_jax.retriever.data.trec import read_run, write_run
 from cocondenser_jax.retriever.search import bm25, opening, search
@@ -17,7 +18,7 @@ from tests.world import write_qrels, write_records
 def embeddings(model_folder, beir, tmp_path_factory):
     """The vectors of the collection."""
     folder = tmp_path_factory.mktemp("identical") / "embeddings"
-    encode_corpus(Encoding(model_folder), beir, folder)
+    encode_corpus(Encoding(open_model(model_folder)), beir, folder)
     return folder
 
 
@@ -29,7 +30,7 @@ def test_a_query_does_not_find_the_passage_of_its_id(
     passages = list(read_corpus(beir))
     queries = {p.id: p.text for p in (passages[3], passages[0], passages[25])}
     queries["none of them"] = passages[7].text
-    opened = opening.open_index(embeddings, model_folder, hybrid=method)
+    opened = opening.open_index(embeddings, open_model(model_folder), hybrid=method)
     dense = opened if method is None else opened.dense
     for depth in (1, 4, len(passages)):
         run, _ = search.search_run_timed(opened, queries, depth, ignore_identical_ids=True)
@@ -55,7 +56,7 @@ def test_a_line_says_how_many_queries_find_themselves(
     passages = list(read_corpus(beir))
     queries = {"d3": passages[3].text, "d4": passages[4].text, "q": passages[5].text}
     queries["d5"] = passages[6].text  # numbered alike by chance
-    opened = opening.open_index(embeddings, model_folder)
+    opened = opening.open_index(embeddings, open_model(model_folder))
     out = tmp_path / "run.trec"
     asked = Asked(queries, {})
     search.retrieve(opened, asked, out, len(passages), ignore_identical_ids=ignore)
@@ -199,7 +200,7 @@ def test_queries_that_find_nothing_but_themselves_get_no_run(
     records = [{"_id": "d1", "title": "", "text": "abc abd"}]
     write_records(tmp_path / "corpus.jsonl", records)
     write_records(tmp_path / "queries.jsonl", records)
-    encode_corpus(Encoding(model_folder), tmp_path, tmp_path / "embeddings")
+    encode_corpus(Encoding(open_model(model_folder)), tmp_path, tmp_path / "embeddings")
     run = tmp_path / "run.trec"
     command = [program, f"--data={tmp_path}", f"--run_out={run}", "--ignore_identical_ids"]
     said = "all that BM25 finds for any of the 1 queries is the passage of the same id"

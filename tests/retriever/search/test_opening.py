@@ -6,6 +6,7 @@ import pyarrow.ipc
 import pytest
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import opening, search
 from cocondenser_jax.retriever.search.index import build_index
 
@@ -17,22 +18,26 @@ def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
     shutil.rmtree(tmp_path / "embeddings")
     (tmp_path / "index").rename(moved)
     shutil.copytree(model_folder, tmp_path / "model")
-    found = search.search_text(opening.open_index(moved, tmp_path / "model"), "abcde", k=3)
-    assert found == search.search_text(opening.open_index(index, model_folder), "abcde", k=3)
+    found = search.search_text(
+        opening.open_index(moved, open_model(tmp_path / "model")), "abcde", k=3
+    )
+    assert found == search.search_text(
+        opening.open_index(index, open_model(model_folder)), "abcde", k=3
+    )
 
 
 def test_another_model_is_refused(make_model, embeddings, index):
     for folder in (embeddings, index):
         for model in (make_model(seed=1), make_model(hidden_size=16)):
             with pytest.raises(UserError, match="was built with another model"):
-                opening.open_index(folder, model)
+                opening.open_index(folder, open_model(model))
 
 
 def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
     with pytest.raises(
         UserError, match=r"holds no manifest\.json: encode the corpus .* build the index"
     ):
-        opening.open_index(tmp_path, model_folder)
+        opening.open_index(tmp_path, open_model(model_folder))
     with pytest.raises(UserError, match=r"holds no manifest\.json: encode the corpus first"):
         build_index(tmp_path, tmp_path / "index")
     with pytest.raises(UserError, match="faiss does not know the index string 'Flt'"):
@@ -51,11 +56,11 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
     shutil.copytree(index, tmp_path / "broken")
     (tmp_path / "broken" / "index.faiss").unlink()
     with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
-        opening.open_index(tmp_path / "broken", model_folder)
+        opening.open_index(tmp_path / "broken", open_model(model_folder))
     shutil.copy(index / "index.faiss", tmp_path / "broken")
     table = pyarrow.ipc.open_file((index / "passages.arrow").read_bytes()).read_all()
     for rows in (table[:59], table.drop_columns("title")):
         with pyarrow.ipc.new_file(tmp_path / "broken" / "passages.arrow", rows.schema) as writer:
             writer.write_table(rows)
         with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged: build the"):
-            opening.open_index(tmp_path / "broken", model_folder)
+            opening.open_index(tmp_path / "broken", open_model(model_folder))

@@ -6,6 +6,7 @@ from sentence_transformers.util.quantization import quantize_embeddings, semanti
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search import embeddings as embeddings_module
@@ -144,7 +145,9 @@ def make(model_folder, beir, tmp_path_factory):
 
 
 def rank(folder, model, queries, **how):
-    return search_run(open_index(folder, model, vectors=VectorSearch(**how)), queries, 10)
+    return search_run(
+        open_index(folder, open_model(model), vectors=VectorSearch(**how)), queries, 10
+    )
 
 
 def read_codes(folder):
@@ -212,14 +215,20 @@ def test_encode_writes_and_search_reads_bits(make, model_folder, beir, tmp_path,
 
 def test_what_bits_cannot_say_is_refused(model_folder, beir, unread_corpus, tmp_path):
     for encoding, said in (
-        (Encoding(model_folder, given=Given(similarity="dot")), "keeps no lengths of vectors"),
-        (Encoding(model_folder, given=Given(dimensions=12)), "8 numbers to a byte: .* have 12"),
+        (
+            Encoding(open_model(model_folder, Given(similarity="dot"))),
+            "keeps no lengths of vectors",
+        ),
+        (
+            Encoding(open_model(model_folder, Given(dimensions=12))),
+            "8 numbers to a byte: .* have 12",
+        ),
     ):
         with pytest.raises(UserError, match=f"--dtype=binary .*{said}"):
             encode_corpus(encoding._replace(dtype="binary"), beir, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     # Their lengths are kept by int8.
-    assert Encoding(model_folder, dtype="int8")
+    assert Encoding(open_model(model_folder), dtype="int8")
 
 
 def test_flags_without_effect_are_refused(make, model_folder, monkeypatch):

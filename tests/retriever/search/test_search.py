@@ -12,6 +12,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import write_checksums
 from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data import trec
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.retriever.search import bm25, encode, exact, models, opening, search
@@ -31,7 +32,7 @@ def test_a_flat_index_finds_the_largest_inner_products(model_folder, beir, index
         model.encode_query(list(queries.values()))
         @ np.stack([model.encode_document(passage_text(p)) for p in passages]).T
     )
-    searcher = opening.open_index(index, model_folder)
+    searcher = opening.open_index(index, open_model(model_folder))
     run = search.search_run(searcher, queries, depth=10)
     assert list(run) == list(queries)
     for row, query in zip(scores, queries, strict=True):
@@ -65,8 +66,8 @@ def test_a_full_disk_leaves_no_index(embeddings, index, tmp_path, small_disk, ca
 
 def test_embeddings_give_the_run_of_a_flat_index(model_folder, beir, embeddings, index):
     queries = read_queries(beir)
-    flat = opening.open_index(index, model_folder)
-    shards = opening.open_index(embeddings, model_folder)
+    flat = opening.open_index(index, open_model(model_folder))
+    shards = opening.open_index(embeddings, open_model(model_folder))
     for depth in (3, 30, 1000):  # shards hold 25 passages
         expected = search.search_run(flat, queries, depth)
         run = search.search_run(shards, queries, depth)
@@ -88,20 +89,22 @@ def test_blocks_of_vectors_and_of_queries_do_not_matter(
     model_folder, beir, embeddings, index, tmp_path, monkeypatch
 ):
     queries = read_queries(beir)
-    whole = search.search_run(opening.open_index(index, model_folder), queries)
+    whole = search.search_run(opening.open_index(index, open_model(model_folder)), queries)
     monkeypatch.setattr(exact, "_BLOCK_ROWS", 10)  # three blocks of each shard
     monkeypatch.setattr(index_module, "_QUERIES_AT_ONCE", 7)
     build_index(embeddings, tmp_path / "index")
     vectors_NxD = faiss.read_index(str(tmp_path / "index" / "index.faiss")).reconstruct_n(0, 60)
     np.testing.assert_array_equal(vectors_NxD, read_vectors(embeddings))
-    run = search.search_run(opening.open_index(tmp_path / "index", model_folder), queries)
+    run = search.search_run(
+        opening.open_index(tmp_path / "index", open_model(model_folder)), queries
+    )
     assert list(run) == list(whole) == list(queries)
     assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
 
 
 def test_queries_are_searched_for_some_at_a_time(model_folder, beir, embeddings, monkeypatch):
     queries = dict(list(read_queries(beir).items())[:7])
-    index = opening.open_index(embeddings, model_folder)
+    index = opening.open_index(embeddings, open_model(model_folder))
     nearest, sizes = index.nearest, []
 
     def watched(vectors_QxD, k):
@@ -147,11 +150,13 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
     lines = [f'{{"_id": "d{i}", "text": "{text}"}}\n' for i, text in enumerate(texts)]
     corpus.write_text("".join(lines))
     # One passage a batch: rows of a batch may differ in the last bit.
-    encode.encode_corpus(Encoding(model_folder, batch_size=1), corpus, tmp_path / "e", shard_size=2)
+    encode.encode_corpus(
+        Encoding(open_model(model_folder), batch_size=1), corpus, tmp_path / "e", shard_size=2
+    )
     build_index(tmp_path / "e", tmp_path / "index")
     for searcher in (
-        opening.open_index(tmp_path / "index", model_folder),
-        opening.open_index(tmp_path / "e", model_folder),
+        opening.open_index(tmp_path / "index", open_model(model_folder)),
+        opening.open_index(tmp_path / "e", open_model(model_folder)),
     ):
         run = search.search_run(searcher, {"q": "abcde"}, depth=9)["q"]
         same = [[f"d{i}" for i in range(5)], [f"d{i}" for i in range(5, 9)]]
@@ -162,8 +167,8 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
 
 
 def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
-    dense = opening.open_index(hybrid_folder, model_folder)
-    hybrid = opening.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    dense = opening.open_index(hybrid_folder, open_model(model_folder))
+    hybrid = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="rrf")
     # Of each step, the beginning and the end; at last, it is asked for one more ranking.
     dense_times = [(10.0, 12.0), (12.0, 17.0), (17.0, 17.0)]
     hybrid_times = [(20.0, 21.0), (21.0, 28.0), (28.0, 30.0), (30.0, 30.0), (30.0, 30.0)]
@@ -190,7 +195,7 @@ def test_every_kind_of_index_is_built_and_searched(
     manifest = build_index(embeddings, tmp_path / "index", factory)
     assert manifest.factory == factory
     searcher = opening.open_index(
-        tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
+        tmp_path / "index", open_model(model_folder), vectors=VectorSearch(parameters)
     )
     scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
     assert len(scores) == 5
@@ -198,7 +203,7 @@ def test_every_kind_of_index_is_built_and_searched(
 
 
 def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
-    searcher = opening.open_index(index, model_folder)
+    searcher = opening.open_index(index, open_model(model_folder))
     assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
     assert len(search.search_text(searcher, "abcde", k=1000)) == 60
     with pytest.raises(UserError, match="0 passages to find"):
@@ -212,7 +217,7 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
 def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
     # One of eight cells is visited, so a depth of 60 cannot be reached.
     build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
-    searcher = opening.open_index(tmp_path / "index", model_folder)
+    searcher = opening.open_index(tmp_path / "index", open_model(model_folder))
     run = search.search_run(searcher, {"q": "abcde", "r": "hgfed"}, depth=60)
     for results in run.values():
         assert 0 < len(results) < 60
@@ -223,11 +228,13 @@ def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):
 def test_more_cells_find_more(model_folder, embeddings, tmp_path):
     build_index(embeddings, tmp_path / "index", factory="IVF8,Flat")
     queries = {"q": "abcde", "r": "hgfed"}
-    exact = search.search_run(opening.open_index(embeddings, model_folder), queries, depth=60)
+    exact = search.search_run(
+        opening.open_index(embeddings, open_model(model_folder)), queries, depth=60
+    )
 
     def found(parameters):
         searcher = opening.open_index(
-            tmp_path / "index", model_folder, vectors=VectorSearch(parameters)
+            tmp_path / "index", open_model(model_folder), vectors=VectorSearch(parameters)
         )
         return search.search_run(searcher, queries, depth=60)
 
@@ -239,7 +246,7 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
         with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
             found(wrong)
     with pytest.raises(UserError, match="holds embeddings: only an index has parameters"):
-        opening.open_index(embeddings, model_folder, vectors=VectorSearch("nprobe=2"))
+        opening.open_index(embeddings, open_model(model_folder), vectors=VectorSearch("nprobe=2"))
 
 
 def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
@@ -270,8 +277,8 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
     folder = request.getfixturevalue(place)
     # One query has no word that BM25 knows, and one has none at all.
     queries = {**read_queries(beir), "unknown": "zzzz yyyy", "none": "?"}
-    dense = opening.open_index(folder, model_folder)
-    hybrid = opening.open_index(folder, model_folder, hybrid=method)
+    dense = opening.open_index(folder, open_model(model_folder))
+    hybrid = opening.open_index(folder, open_model(model_folder), hybrid=method)
     for depth, of_each in ((3, 10), (25, 25)):
         lexical_run = bm25.bm25_run(read_corpus(beir), queries, of_each)
         assert lexical_run["unknown"] == lexical_run["none"] == {}
@@ -289,10 +296,10 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
 
 
 def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
-    first = opening.open_index(hybrid_folder, model_folder, hybrid="rrf")
+    first = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="rrf")
     monkeypatch.setattr(bm25, "_build_index", None)
-    again = opening.open_index(hybrid_folder, model_folder, hybrid="min_max")
-    opening.open_index(hybrid_folder, model_folder)
+    again = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="min_max")
+    opening.open_index(hybrid_folder, open_model(model_folder))
     for compiled in (False, True):
         monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
         found, again_found = (
@@ -304,7 +311,7 @@ def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
 
 def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, small_disk):
     def open_hybrid(method="rrf"):
-        return opening.open_index(hybrid_folder, model_folder, hybrid=method)
+        return opening.open_index(hybrid_folder, open_model(model_folder), hybrid=method)
 
     with pytest.raises(UserError, match=r"^hybrid='rff': expected min_max or rrf$"):
         open_hybrid("rff")

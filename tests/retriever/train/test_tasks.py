@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cocondenser_jax.configs import cross_encoder
 from cocondenser_jax.configs import finetune as retriever
 from cocondenser_jax.files.runs import flatten
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.retriever.data.trec import write_run
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
@@ -300,14 +301,14 @@ def test_prompts_of_the_settings_are_used_wherever_the_retriever_is(
     retriever = tmp_path / "run" / "retriever"
     saved = json.loads((retriever / "config_sentence_transformers.json").read_text())
     assert saved["prompts"] == PROMPTS
-    encode_corpus(Encoding(retriever), data / "data", tmp_path / "embeddings")
+    encode_corpus(Encoding(open_model(retriever)), data / "data", tmp_path / "embeddings")
     model = SentenceTransformer(str(retriever), device="cpu")
     texts = [PROMPTS["document"] + passage_text(p) for p in read_corpus(data / "data")]
     expected_NxD = model.encode(texts, prompt="", task="document")
     found_NxD = read_vectors(tmp_path / "embeddings")
     np.testing.assert_allclose(found_NxD, expected_NxD, atol=1e-5)
     queries = read_queries(data / "data")
-    run = search_run(open_index(tmp_path / "embeddings", retriever), queries, depth=1)
+    run = search_run(open_index(tmp_path / "embeddings", open_model(retriever)), queries, depth=1)
     texts = [PROMPTS["query"] + query for query in queries.values()]
     scores_QxN = model.encode(texts, prompt="", task="query") @ expected_NxD.T
     best = [score for results in run.values() for score in results.values()]
@@ -350,7 +351,7 @@ def test_a_title_and_its_text_are_a_pair_of_texts_to_the_network(
         assert tuple(i for i in ids_L if i != tokenizer.pad_token_id) in pairs
     finetune(config, tmp_path / "run")
     retriever = tmp_path / "run" / "retriever"
-    encode_corpus(Encoding(retriever), folder, tmp_path / "embeddings")
+    encode_corpus(Encoding(open_model(retriever)), folder, tmp_path / "embeddings")
     model = SentenceTransformer(str(retriever), device="cpu")
     texts = [f"{p.title}[SEP]{p.text}" for p in titled]
     expected_NxD = model.encode_document(texts)

@@ -1,18 +1,33 @@
-"""What stands between a model folder and the libraries that load it."""
+"""Model folders as transformers and sentence-transformers read them; it needs PyTorch.
+
+What a model's vectors are is read off the modules that sentence-transformers itself makes of a
+folder, so they are as published by construction.
+"""
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Router, Transformer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cocondenser_jax.backbones import MAX_LAYERS, find_backbone
 from cocondenser_jax.errors import UserError, first_three, whole_message
-from cocondenser_jax.files.whole import read_object
 from cocondenser_jax.model_folder.folder import TOKENIZERS
+from cocondenser_jax.model_folder.modules import (
+    NO_LIMIT,
+    TASKS,
+    around_dense,
+    dense_of,
+    require_order,
+    require_usual,
+    similarity_of,
+)
+from cocondenser_jax.representation import Representation
 
 _LAYERS = "num_hidden_layers"  # transformers' name for all families, beside a family's own
 # Without it, the libraries would ask on the terminal whether to run the code of a folder.
@@ -20,13 +35,13 @@ NO_CODE = {"trust_remote_code": False}
 NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": NO_CODE, "processor_kwargs": NO_CODE}
 
 
-def require_loadable(folder: Path) -> None:
+def require_loadable(folder: Path, config: Mapping[str, Any]) -> None:
     """Raises a UserError for a network that the libraries would refuse, or load as another.
 
     Args:
       folder: of the network and its tokenizer.
+      config: the content of its config.json; nothing where it has none.
     """
-    config = read_object(folder / "config.json", {})
     model_type = config.get("model_type")
     if config.get("auto_map") and model_type not in CONFIG_MAPPING:
         raise UserError(
@@ -115,9 +130,9 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
         )
 
 
-def model_kwargs(folder: Path) -> dict[str, Any]:
+def model_kwargs(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what transformers is told of a network that is loaded for its vectors."""
-    backbone = find_backbone(read_object(folder / "config.json", {}).get("model_type"))
+    backbone = find_backbone(config.get("model_type"))
     return {"add_pooling_layer": False} if backbone and backbone.pooler else {}
 
 
@@ -132,3 +147,81 @@ def require_rows(tower: Transformer, folder: Path) -> None:
             f"{folder} has a tokenizer with token ids up to {last}, but {n_rows} word embeddings:"
             " its tokenizer is another model's"
         )
+
+
+def read_modules(folder: Path) -> tuple[Representation, bool]:
+    """Returns what the vectors of sentence-transformers' model of a folder are.
+
+    Networks are made without their weights.
+
+    Returns:
+      The representation, and whether texts are lowered before the tokenizer reads them.
+
+    Raises:
+      UserError: for modules that the record cannot describe; or for two towers that make different
+        vectors.
+    """
+    with loading(folder, "bi-encoder"), _without_weights():
+        model = SentenceTransformer(str(folder), device="meta", local_files_only=True)
+    try:
+        passages, *others = [_describe(model, modules) for modules in _routes(model)]
+        if any(each._replace(max_length=passages.max_length) != passages for each in others):
+            raise ValueError("makes the vectors of queries otherwise than those of passages")
+    except ValueError as error:
+        raise UserError(f"{folder} {error}") from error
+    towers = [module for module in model.modules() if isinstance(module, Transformer)]
+    return passages, any(tower.do_lower_case for tower in towers)
+
+
+@contextlib.contextmanager
+def _without_weights() -> Iterator[None]:
+    """Makes networks of their config.json alone, with no numbers in them."""
+    models: Any = transformers.PreTrainedModel
+    load = models.__dict__["from_pretrained"]
+
+    def make(cls: Any, *_: Any, config: Any, **__: Any) -> Any:
+        with torch.device("meta"):
+            return cls(config)
+
+    models.from_pretrained = classmethod(make)
+    try:
+        yield
+    finally:
+        models.from_pretrained = load
+
+
+def _routes(model: SentenceTransformer) -> list[list[Any]]:
+    """Returns the modules of passages, and those of queries too where there are two towers."""
+    first, *others = model
+    if not isinstance(first, Router):
+        return [[first, *others]]
+    routes: Any = first.sub_modules
+    if missing := [task for task in TASKS if task not in routes]:
+        raise ValueError(f"has a Router without a route named {missing[0]}")
+    return [[*routes[task], *others] for task in TASKS]
+
+
+def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
+    require_order([type(module).__name__ for module in modules])
+    tower, pooling, *others = modules
+    for module in others:
+        require_usual(type(module).__name__, module.get_config_dict())
+    before, _, after = around_dense([type(module).__name__ for module in others])
+    mode = pooling.pooling_mode
+    limit = tower.max_seq_length
+    return Representation(
+        pooling=mode if isinstance(mode, str) else "+".join(mode),
+        dense=tuple(
+            dense_of(module.get_config_dict()) for module in others if isinstance(module, Dense)
+        ),
+        normalized=len(after) > 0,
+        similarity=similarity_of(model.similarity_fn_name),
+        sizes=(model.truncate_dim,) if model.truncate_dim else (),
+        scaled_before_dense=len(before) > 0,
+        prompts=tuple((name, text) for name, text in model.prompts.items() if text),
+        default_prompt=model.default_prompt_name,
+        include_prompt=pooling.include_prompt,
+        max_length=limit if limit is not None and limit < NO_LIMIT else None,
+        query_length=tower.query_length,
+        passage_length=tower.document_length,
+    )

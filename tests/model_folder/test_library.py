@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retriever.search.loading import require_loadable
+from cocondenser_jax.model_folder.library import require_loadable
+from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever
 
 
@@ -18,12 +19,16 @@ def change(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+def open_cross_encoder(folder):
+    return load_cross_encoder(open_network(folder))
+
+
 @pytest.fixture(params=["bi-encoder", "cross-encoder"])
 def of_kind(request, model_folder, cross_encoder_folder, tmp_path):
     """A copy of a folder, and what loads it."""
     is_pair = request.param == "cross-encoder"
     source = cross_encoder_folder if is_pair else model_folder
-    load = load_cross_encoder if is_pair else load_retriever
+    load = open_cross_encoder if is_pair else load_retriever
     return shutil.copytree(source, tmp_path / "model"), load
 
 
@@ -43,13 +48,13 @@ def test_a_network_without_a_tokenizer_is_refused(of_kind):
     with pytest.raises(UserError, match=re.escape(f"{folder} has no tokenizer: expected tok")):
         load(folder)
     (folder / "spiece.model").touch()
-    require_loadable(folder)
+    require_loadable(folder, open_network(folder).config)
 
 
 def test_an_adapter_without_its_network_is_named(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
-    require_loadable(folder)  # the libraries add it to the network
+    require_loadable(folder, open_network(folder).config)  # the libraries add it to the network
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match=re.escape(f"{folder} holds an adapter alone: merge it")):
         load_retriever(folder)
@@ -74,10 +79,10 @@ def test_more_layers_than_any_network_has_are_refused_before_they_are_made(of_ki
 def test_layers_are_counted_by_the_name_of_the_family(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     change(folder / "config.json", model_type="distilbert", n_layers=1_000)
-    require_loadable(folder)
+    require_loadable(folder, open_network(folder).config)
     change(folder / "config.json", n_layers=1_001)
     with pytest.raises(UserError, match="n_layers is 1,001; expected at most 1,000"):
-        require_loadable(folder)
+        require_loadable(folder, open_network(folder).config)
 
 
 def test_more_tokens_than_rows_are_refused(of_kind):

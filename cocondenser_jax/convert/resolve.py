@@ -1,0 +1,77 @@
+"""A published model → a folder that says all of it in the form that is read without PyTorch."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from cocondenser_jax.convert.from_torch import read_shape, read_weights
+from cocondenser_jax.errors import UnsupportedError, UserError
+from cocondenser_jax.files.whole import new_folder, require_absent, write_json
+from cocondenser_jax.model_folder.folder import TOKENIZERS, find_weights, require_outside
+from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.modules import (
+    MODULES,
+    NETWORK,
+    SETTINGS,
+    kinds_and_paths,
+    to_files,
+)
+from cocondenser_jax.representation import library_prompts
+
+_BESIDE_TOKENIZER = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+)
+
+
+def resolve_model(model: ModelFolder, out: Path) -> None:
+    """Copies a model that the Flax network computes, with what was given or is known written down.
+
+    Args:
+      model: as it is opened.
+      out: the folder to make: `open_model` finds the same representation in it, and so does
+        sentence-transformers.
+
+    Raises:
+      UserError: for a model that the Flax network does not compute.
+    """
+    require_absent(out)
+    require_outside(model.path, out)
+    try:
+        shape = read_shape(model)
+    except UnsupportedError as error:
+        raise UserError(f"{model.path}: {error.reason}") from error
+    network = model.network
+    model_args = {"add_pooling_layer": False} if shape.backbone.pooler else {}
+    files = to_files(
+        shape.representation,
+        shape.hidden_size,
+        shape.max_length,
+        model_args,
+        lowers_case=model.lowers_case,
+    )
+    if shape.representation.prompts:
+        files[SETTINGS]["prompts"] = library_prompts(dict(shape.representation.prompts))
+    dense = [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
+    with new_folder(out) as folder:
+        for name, content in {**files, NETWORK: dict(network.config)}.items():
+            write_json(folder / name, content)
+        for pattern in (*TOKENIZERS, *_BESIDE_TOKENIZER):
+            for path in network.path.glob(pattern):
+                shutil.copyfile(path, folder / path.name)
+        if model.head:
+            shutil.copyfile(model.head, folder / model.head.name)
+            if (model.path / "condenser.json").is_file():
+                shutil.copyfile(model.path / "condenser.json", folder / "condenser.json")
+        _copy_weights(network.weights, network.path, folder)
+        for place, layer in zip(dense, model.dense, strict=True):
+            _copy_weights(find_weights(layer), layer, folder / place)
+
+
+def _copy_weights(files: Sequence[Path], read_from: Path, out: Path) -> None:
+    """Writes weights as one file that is read without PyTorch."""
+    save_file(read_weights(files, read_from), out / "model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,243 @@
+"""A model that is opened: its files, each read once, and what other programs read of them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.configs import default
+from cocondenser_jax.convert.from_torch import load_folder, load_vectors
+from cocondenser_jax.convert.resolve import resolve_model
+from cocondenser_jax.corpus.build import build_store
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.files import whole
+from cocondenser_jax.model_folder import model as model_module
+from cocondenser_jax.model_folder.model import is_cross_encoder, open_model, open_network
+from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.pretrain.warm_start import first_model
+from cocondenser_jax.representation import AS_IN_PAPERS, Given, passage_prompt, query_prompt
+from cocondenser_jax.retriever.search.models import load, load_retriever
+from tests.published import MEAN, MINILM, UNIT, pooling
+from tests.published_folders import IDENTITY, TANH, dense, write_folder
+from tests.published_tokenizers import PASSAGES, QUERIES
+from tests.world import write_beir, write_records
+
+LABSE = MINILM._replace(modules=(MEAN, dense(16, TANH), UNIT))
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def lines(caplog):
+    name = "cocondenser_jax.model_folder.model"
+    return [record.getMessage() for record in caplog.records if record.name == name]
+
+
+@pytest.fixture
+def labse(tmp_path):
+    return write_folder(LABSE, tmp_path / "labse")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    write_beir(tmp_path / "data", PASSAGES, QUERIES, {"test": range(len(QUERIES))})
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Counts how often our own code reads each file of JSON."""
+    counts = Counter()
+    read = whole.read_json
+
+    def count(path):
+        counts[Path(path)] += 1
+        return read(path)
+
+    monkeypatch.setattr(whole, "read_json", count)
+    monkeypatch.setattr(model_module, "read_json", count)
+    return counts
+
+
+def assert_each_read_once(counts, folder):
+    files = {path for path in counts if path.is_relative_to(folder)}
+    assert {path.name for path in files} >= {"modules.json", "config.json"}
+    assert {counts[path] for path in files} == {1}, counts
+
+
+def test_encode_and_compare_read_each_file_of_a_model_once(labse, texts, reads, tmp_path):
+    assert main(["encode", f"--model={labse}", f"--corpus={texts}", f"--out={tmp_path}/e"]) == 0
+    assert_each_read_once(reads, labse)
+    reads.clear()
+    words = [f"--data={texts}", f"--model={labse}", f"--workdir={tmp_path}/compared"]
+    assert main(["compare", *words]) == 0
+    assert_each_read_once(reads, labse)
+
+
+def test_a_run_reads_each_file_of_its_start_once(labse, reads, tmp_path):
+    write_records(tmp_path / "text.jsonl", ({"text": text * 4} for text in PASSAGES))
+    build_store(str(tmp_path / "text.jsonl"), str(labse), tmp_path / "store", max_tokens=16)
+    config = default.get_config().unlock()
+    config.data.store, config.warm_start = str(tmp_path / "store"), str(labse)
+    config.model.skip_from, config.init_head = 1, True
+    store = open_store(tmp_path / "store")
+    first_model(resolve(config, store), store)
+    assert_each_read_once(reads, labse)
+
+
+def test_training_starts_from_the_shards_that_transformers_reads(tmp_path):
+    """Beside them lie those of an earlier save, of which there were more."""
+    folder = write_folder(MINILM._replace(weights="shards"), tmp_path / "model")
+    expected = SentenceTransformer(str(folder))[0].auto_model.state_dict()
+    stale = {name: value + 1 for name, value in expected.items()}
+    for number in (1, 99):
+        save_file(stale, folder / f"model-{number:05d}-of-00099.safetensors", {"format": "pt"})
+    _, params = load_vectors(open_model(folder))
+    words_VxH = params["embeddings"]["word"]["embedding"]
+    np.testing.assert_array_equal(words_VxH, expected["embeddings.word_embeddings.weight"])
+
+
+def test_codes_in_the_place_of_weights_are_not_trained(labse, texts, tmp_path, capsys):
+    change(labse / "config.json", quantization_config={"quant_method": "bitsandbytes"})
+    with pytest.raises(UserError, match=r"the weights are quantized \(bitsandbytes\)"):
+        load_folder(labse, n_head_layers=0, init_head_seed=0)
+    words = [f"--workdir={tmp_path}/run", f"--config.model.folder={labse}"]
+    words += [f"--config.data.folder={texts}"]
+    for config, more in (
+        ("finetune", ["--config.data.negatives_per_query=0"]),
+        ("cross_encoder", [f"--config.data.negatives_run={texts}/qrels/test.tsv"]),
+    ):
+        assert main(["finetune", f"--config=configs/{config}.py", *words, *more]) == 2
+        assert "the weights are quantized" in capsys.readouterr().err
+
+
+def test_the_hash_covers_what_links_lead_to(labse, tmp_path):
+    (labse / "2_Dense").rename(tmp_path / "dense")
+    (labse / "2_Dense").symlink_to(tmp_path / "dense")
+    before = open_model(labse).sha256()
+    file = tmp_path / "dense" / "model.safetensors"
+    save_file({k: v + 1 for k, v in load_file(file).items()}, file, {"format": "pt"})
+    assert open_model(labse).sha256() != before
+
+
+@pytest.mark.parametrize("origin", [None, "intfloat/e5-small-v2"])
+def test_the_name_of_a_folder_says_nothing_of_its_model(tmp_path, caplog, origin):
+    """It may be trained further, without prompts: what is known is offered in one line."""
+    folder = write_folder(MINILM, tmp_path / ("mine" if origin else "e5-small-v2"))
+    if origin:  # as older releases of transformers wrote it
+        change(folder / "config.json", _name_or_path=origin)
+    for _ in range(2):
+        model = load_retriever(folder)
+    library = SentenceTransformer(str(folder))
+    for ours, theirs in (
+        (model.encode_query, library.encode_query),
+        (model.encode_document, library.encode_document),
+    ):
+        np.testing.assert_allclose(ours(PASSAGES), theirs(PASSAGES), atol=1e-6)
+    assert open_model(folder).representation.score_scale == 20
+    (line,) = lines(caplog)  # said once
+    assert "names no prompts, and none are used; e5-small-v2 is published with" in line
+    assert "--query_prompt='query: ' --passage_prompt='passage: '" in line
+
+
+def test_a_name_on_the_hub_says_what_its_folder_does_not(tmp_path, caplog, monkeypatch):
+    folder = write_folder(MINILM, tmp_path / "0123abc")
+    monkeypatch.setattr(model_module, "find_folder", lambda name: folder)
+    known = open_model("intfloat/e5-small-v2")
+    prompts = dict(known.representation.prompts)
+    assert (query_prompt(prompts), passage_prompt(prompts)) == ("query: ", "passage: ")
+    assert known.representation.score_scale == 100
+    (line,) = lines(caplog)
+    assert "those of intfloat/e5-small-v2 are used, 'query: ' for queries" in line
+    assert open_model("someone/e5-small-v2").representation.prompts == ()
+    given = open_model("intfloat/e5-small-v2", Given(query_prompt="", passage_prompt="p: "))
+    assert dict(given.representation.prompts) == {"document": "p: "}
+    change(folder / "config_sentence_transformers.json", prompts={"query": "q: "})
+    own = open_model("intfloat/e5-small-v2")
+    assert dict(own.representation.prompts) == {"query": "q: "}
+
+
+def test_a_plain_folder_is_pooled_as_its_name_on_the_hub_says(model_folder, caplog, monkeypatch):
+    monkeypatch.setattr(model_module, "find_folder", lambda name: model_folder)
+    expected = {"facebook/contriever": ("mean", "dot"), "Luyu/co-condenser-marco": ("cls", "dot")}
+    for name, vectors in expected.items():
+        for plain in (Given(), AS_IN_PAPERS):
+            found = open_model(name, plain=plain).representation
+            assert (found.pooling, found.similarity) == vectors
+        (line,) = lines(caplog)
+        assert f"are assumed, as in {name}; --pooling and --similarity" in line
+        caplog.clear()
+        cosine = open_model(name, Given(similarity="cosine")).representation
+        assert (cosine.pooling, cosine.similarity) == (vectors[0], "cosine")
+        caplog.clear()
+
+
+def test_a_cross_encoder_is_no_bi_encoder_unless_that_is_said(cross_encoder_folder):
+    for given in (Given(), Given(pooling="cls"), Given(similarity="dot")):
+        with pytest.raises(UserError, match=r"scores pairs of texts, .* expected a bi-encoder"):
+            open_model(cross_encoder_folder, given)
+    given = Given(pooling="cls", similarity="dot")
+    assert open_model(cross_encoder_folder, given).representation.pooling == "cls"
+    opened = open_model(cross_encoder_folder, plain=AS_IN_PAPERS)
+    assert opened.representation.similarity == "dot"
+    assert is_cross_encoder(open_network(cross_encoder_folder).config)
+
+
+VARIATIONS = {
+    "in a subfolder": MINILM._replace(in_subfolder=True),
+    "of older files": MINILM._replace(
+        modules=(MEAN, dense(48, TANH), dense(16, IDENTITY, 48, bias=False)), weights="bin"
+    ),
+    "by flags": MINILM._replace(modules=(pooling("other"),)),
+    "in bfloat16": MINILM._replace(weights="bfloat16"),
+    "vocab.txt alone": MINILM._replace(lacks=("tokenizer.json",)),
+    "lowered": MINILM._replace(changes={"sentence_bert_config.json": {"do_lower_case": True}}),
+}
+
+
+@pytest.mark.parametrize("name", VARIATIONS)
+def test_what_is_resolved_is_read_alike_with_pytorch_and_without(name, tmp_path, monkeypatch):
+    folder = write_folder(VARIATIONS[name], tmp_path / "model")
+    given = Given(query_prompt="query: ", passage_prompt="passage: ")
+    expected = open_model(folder, given)
+    out = tmp_path / "out"
+    words = ["--query_prompt=query: ", "--passage_prompt=passage: "]
+    assert main(["resolve", f"--model={folder}", f"--out={out}", *words]) == 0
+    vectors = load(expected).encode_query(list(QUERIES))
+    library = SentenceTransformer(str(out), model_kwargs={"dtype": "float32"})
+    for model in (load(open_model(out)), library):
+        np.testing.assert_allclose(model.encode_query(list(QUERIES)), vectors, atol=1e-6)
+    _, params = load_vectors(expected)
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
+    again = open_model(out)
+    assert again.representation.is_cosine
+    assert again.representation.reading_as(expected.representation) == (
+        expected.representation._replace(normalized=True)
+    )
+    assert dict(again.representation.prompts) == dict(expected.representation.prompts)
+    assert again.lowers_case == expected.lowers_case
+    _, found = load_vectors(again)
+    for one, other in zip(*map(torch.utils._pytree.tree_leaves, (params, found)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_needs_to_be_resolved_is_one_line(tmp_path, monkeypatch, capsys):
+    folder = write_folder(MINILM._replace(in_subfolder=True), tmp_path / "model")
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
+    with pytest.raises(UserError, match="without PyTorch, expected what `cocondenser resolve`"):
+        load_folder(folder)
+    largest = write_folder(MINILM._replace(modules=(pooling("max"), UNIT)), tmp_path / "largest")
+    monkeypatch.undo()
+    assert main(["resolve", f"--model={largest}", f"--out={tmp_path}/out"]) == 2
+    assert "pools by max; expected cls or mean" in capsys.readouterr().err
+    with pytest.raises(UserError, match="already exists"):
+        resolve_model(open_model(largest), folder)
+    assert not (tmp_path / "out").exists()

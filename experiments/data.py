@@ -19,7 +19,8 @@ BOOLQ = Step(
     " test questions for the figures here)",
 )
 BOOLQ_ALL = Step(
-    "$DATA/boolq-all", get="the same with all paragraphs (218,622, and 3,062 questions)"
+    "$DATA/boolq-all",
+    get="the same with all paragraphs (218,622, with 3,258 training and 3,062 test questions)",
 )
 SCIFACT = Step(
     "$DATA/scifact",

@@ -267,9 +267,9 @@ def test_other_vectors_are_of_texts_behind_the_same_prompts(research_folders, tm
     write_run(tmp_path / "run", model, params, published)
     network = {"n_head_layers": 0, "skip_from": 1, "late_mlm": True}
     network |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    for start in (published, tmp_path / "run"):
+    for start in (open_model(published), tmp_path / "run"):
         chosen = VectorSettings(SPELLINGS["cls"])
-        config, _ = load_warm_start(open_model(start), network, None, chosen)
+        config, _ = load_warm_start(start, network, None, chosen)
         assert config.representation == Representation("cls", **read)
 
 

@@ -2,10 +2,23 @@ r"""Makes a data folder of BoolQ's questions and the paragraphs of Wikipedia tha
 
 python examples/boolq.py --articles=hf:wikimedia/wikipedia:20231101.en --boolq=FOLDER --out=boolq
 
-FOLDER holds train.jsonl and dev.jsonl as BoolQ publishes them (Clark et al., arXiv 1905.10044): a
-question, a title and a passage on each line; dev becomes the split test. --articles is a .jsonl of
-id, title and text, or a dataset of the Hugging Face hub. docs/data.md says how a question gets its
-paragraph. With --passages=20000 --train=2000 --test=1000 a small one is drawn.
+FOLDER holds train.jsonl and dev.jsonl as BoolQ publishes them (Clark et al., arXiv 1905.10044;
+https://github.com/google-research-datasets/boolean-questions): a question, a title and a passage on
+each line; dev becomes the split test. --articles is a .jsonl of id, title and text, each line of a
+text a paragraph, or a dataset of the Hugging Face hub. --passages=20000 --train=2000 --test=1000
+draws a collection as large as the smaller one of docs/results.md.
+
+The passages are the paragraphs of at least 20 words in the articles whose titles BoolQ names. The
+judged paragraph of a question, one although others may answer it too, is the one in the article
+with its title whose set of words has the highest Dice overlap with BoolQ's passage. A question is
+left out if no overlap reaches 0.7, and a training question if its paragraph answers a test
+question.
+
+From the articles behind our figures this makes the same 218,622 paragraphs with the same ids. When
+the judged paragraphs, truncated to their first nine tenths, stand in for BoolQ's passages, it finds
+6,319 of the 6,320 again. We had neither BoolQ's own files nor the hub's articles to check; another
+version of Wikipedia gives other paragraphs and figures. The test questions behind our figures are
+from dev.jsonl; which of BoolQ's files their training questions come from was not recorded.
 """
 
 import argparse

@@ -25,7 +25,6 @@ PAGES = (
             "reliability",
             "results",
             "results_small",
-            "scaling",
         )
     ),
 )

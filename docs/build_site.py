@@ -63,7 +63,6 @@ SECTIONS = {
         "architecture": "docs/architecture.md",
         "gpu": "docs/gpu.md",
         "tpu": "docs/tpu.md",
-        "scaling": "docs/scaling.md",
         "reliability": "docs/reliability.md",
         "benchmarks": "benchmarks/README.md",
         "tried": "docs/tried.md",

@@ -69,7 +69,7 @@ def test_fine_tuning_maps_all_passages_and_negatives(tmp_path):
 
 
 def test_what_is_mapped_is_estimated():
-    """docs/scaling.md: the disk space of the corpus, and 4 bytes for each negative."""
+    """docs/many_machines.md: the disk space of the corpus, and 4 bytes for each negative."""
     nq = qa.trained_once("nq", "bert")
     assert nq.scratch - 2 * costs.TRAINING_BYTES == pytest.approx(13.9e9, rel=0.01)
     marco_step = marco.round1("bert").step

@@ -125,7 +125,8 @@ soak: .venv/tools
 
 reproduce: .venv/tools
 	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/papers/test_reproduce.py \
-	  tests/papers/test_repeat.py tests/experiments/test_reproduce.py
+	  tests/papers/test_repeat.py tests/experiments/test_reproduce.py \
+	  tests/experiments/test_parts.py
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 --timeout=0 \

@@ -75,7 +75,7 @@ class Bm25Index(NamedTuple):
 class _Built(NamedTuple):
     """An index as it is built, and the ids of its passages by row."""
 
-    index: Bm25Index
+    bm25: Bm25Index
     ids: list[str]
 
 
@@ -165,7 +165,7 @@ def bm25_run(
 
 
 def _rank_by_ids(built: _Built, queries: Mapping[str, str], depth: int) -> Results:
-    ranking_Q = rank_by_bm25(built.index, list(queries.values()), depth)
+    ranking_Q = rank_by_bm25(built.bm25, list(queries.values()), depth)
     for query, ranking in zip(queries, ranking_Q, strict=True):
         yield query, {built.ids[row]: score for row, score in ranking.items()}
 
@@ -189,7 +189,7 @@ def open_bm25_index(
         with new_folder(place) as partial:
             rows = range(len(passages))
             built = _build_index((passage_at(passages, row) for row in rows), settings)
-            built.index.scores.save(partial, show_progress=False)
+            built.bm25.scores.save(partial, show_progress=False)
             write_json(partial / _LANGUAGE_FILE, {"language": settings.language})
             write_checksums(partial)
     try:
@@ -213,7 +213,7 @@ def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalInde
     passages = passage_table(read_corpus(source))
     rows = range(len(passages))
     built = _build_index((passage_at(passages, row) for row in rows), settings)
-    return LexicalIndex(built.index, passages)
+    return LexicalIndex(built.bm25, passages)
 
 
 def find_passages(index: LexicalIndex, query: str, k: int = 10) -> list[tuple[float, Passage]]:

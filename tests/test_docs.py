@@ -316,6 +316,59 @@ def test_a_chain_is_found():
     assert not CHAIN.search("a; b; c. d; e; f")
 
 
+# Words of a page, about 1.3 times what it has: a reminder to take something out, not a wall.
+MOST_WORDS = 1_500  # of a new one
+MOST_WORDS_OF = {
+    "CHANGELOG.md": 1_100,
+    "CONTRIBUTING.md": 3_200,
+    "README.md": 1_400,
+    "benchmarks/README.md": 3_700,
+    "docs/README.md": 1_000,
+    "docs/adapt.md": 900,
+    "docs/architecture.md": 3_200,
+    "docs/backbones.md": 2_600,
+    "docs/compare.md": 1_600,
+    "docs/data.md": 3_200,
+    "docs/faq.md": 700,
+    "docs/fine_tuning.md": 800,
+    "docs/gpu.md": 3_300,
+    "docs/install.md": 600,
+    "docs/many_machines.md": 2_000,
+    "docs/methods.md": 900,
+    "docs/own_corpus.md": 1_100,
+    "docs/probe.md": 1_000,
+    "docs/python.md": 1_600,
+    "docs/quickstart.md": 800,
+    "docs/reliability.md": 1_300,
+    "docs/repeat_the_papers.md": 1_800,
+    "docs/results.md": 7_700,
+    "docs/results_small.md": 3_700,
+    "docs/search.md": 1_300,
+    "docs/tpu.md": 1_800,
+    "docs/tried.md": 4_700,
+    "examples/README.md": 200,
+    "tpu_scripts/README.md": 1_900,
+}
+
+
+def too_long(words):
+    """Returns the pages that have more words than they may have."""
+    return {page: n for page, n in words.items() if n > MOST_WORDS_OF.get(page, MOST_WORDS)}
+
+
+def test_no_page_grows_unnoticed():
+    pages = [page for page in PAGES if page != "docs/settings.md"]  # generated
+    words = {page: len((ROOT / page).read_text(encoding="utf-8").split()) for page in pages}
+    assert too_long(words) == {}
+
+
+def test_a_page_that_has_grown_is_found():
+    most = MOST_WORDS_OF["docs/data.md"]
+    words = {"docs/data.md": most, "docs/new.md": MOST_WORDS}
+    assert too_long(words) == {}
+    assert set(too_long({page: n + 1 for page, n in words.items()})) == set(words)
+
+
 def test_no_block_of_code_is_the_subject_of_a_sentence():
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
     assert [page for page, text in texts.items() if VERB_AFTER_CODE.search(text)] == []

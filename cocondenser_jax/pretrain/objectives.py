@@ -14,6 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+# Of a block of rows of a contrastive loss: 128 MiB of scores. The paper's batch has 2^24 on one
+# device.
+MOST_SCORES = 2**25
+
 
 def masked_lm_sum(
     logits_BxMxV: Float[Array, "B M V"],
@@ -52,10 +56,16 @@ def corpus_contrastive_sum(
       scale: s.
     """
     all_AxD, own_S = _gather(vectors_SxD, axis_name)
-    allowed_SxA = _may_compare(origins_Sx2, axis_name)
-    allowed_SxA &= own_S[:, None] != jnp.arange(all_AxD.shape[0])[None, :]
-    logits_SxA = scale * _inner_products(vectors_SxD, all_AxD)
-    return jnp.sum(_positive_loss(logits_SxA, allowed_SxA, own_S ^ 1))
+    all_Ax2, _ = _gather(origins_Sx2, axis_name)
+
+    def loss_sum(rows: tuple[jax.Array, jax.Array, jax.Array]) -> Float[Array, ""]:
+        vectors_RxD, origins_Rx2, own_R = rows
+        allowed_RxA = _may_compare(origins_Rx2, all_Ax2)
+        allowed_RxA &= own_R[:, None] != jnp.arange(all_AxD.shape[0])[None, :]
+        logits_RxA = scale * _inner_products(vectors_RxD, all_AxD)
+        return jnp.sum(_positive_loss(logits_RxA, allowed_RxA, own_R ^ 1))
+
+    return _sum_over_rows(loss_sum, (vectors_SxD, origins_Sx2, own_S), all_AxD.shape[0])
 
 
 def inverse_cloze_sum(
@@ -72,9 +82,16 @@ def inverse_cloze_sum(
     otherwise as `corpus_contrastive_sum`.
     """
     texts_AxD, own_I = _gather(vectors_SxD[1::2], axis_name)
-    allowed_IxA = _may_compare(origins_Sx2, axis_name)[::2, 1::2]
-    logits_IxA = scale * _inner_products(vectors_SxD[::2], texts_AxD)
-    return jnp.sum(_positive_loss(logits_IxA, allowed_IxA, own_I))
+    origins_Ax2, _ = _gather(origins_Sx2[1::2], axis_name)
+
+    def loss_sum(rows: tuple[jax.Array, jax.Array, jax.Array]) -> Float[Array, ""]:
+        sentences_RxD, origins_Rx2, own_R = rows
+        logits_RxA = scale * _inner_products(sentences_RxD, texts_AxD)
+        allowed_RxA = _may_compare(origins_Rx2, origins_Ax2)
+        return jnp.sum(_positive_loss(logits_RxA, allowed_RxA, own_R))
+
+    rows = vectors_SxD[::2], origins_Sx2[::2], own_I
+    return _sum_over_rows(loss_sum, rows, texts_AxD.shape[0])
 
 
 # What a contrastive loss keeps from step to step: a tree of arrays, the same on every device.
@@ -151,9 +168,25 @@ def _gather(
     return all_AxD, jax.lax.axis_index(axis_name) * n_local + jnp.arange(n_local)
 
 
-def _may_compare(origins_Sx2: Int[Array, "S 2"], axis_name: str) -> Bool[Array, "S A"]:
+def _sum_over_rows(
+    loss_sum: Callable[[Any], Float[Array, ""]], rows: Any, n_columns: int
+) -> Float[Array, ""]:
+    """Returns the loss of rows that are compared with `n_columns` others each.
+
+    Where there are more than `MOST_SCORES` scores, they are computed in blocks of rows, and again
+    for the gradient: no more than a block of them is in memory.
+    """
+    n_rows = len(jax.tree.leaves(rows)[0])
+    if n_rows * n_columns <= MOST_SCORES:
+        return loss_sum(rows)
+    sizes = [size for size in range(1, n_rows + 1) if n_rows % size == 0]
+    block = max((size for size in sizes if size * n_columns <= MOST_SCORES), default=1)
+    blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[1:]), rows)
+    return jnp.sum(jax.lax.map(jax.checkpoint(loss_sum), blocks))
+
+
+def _may_compare(origins_Sx2: Int[Array, "S 2"], all_Ax2: Int[Array, "A 2"]) -> Bool[Array, "S A"]:
     """Returns which rows of all devices are of another document, and another text, than each."""
-    all_Ax2, _ = _gather(origins_Sx2, axis_name)
     return jnp.all(origins_Sx2[:, None] != all_Ax2[None], axis=2)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cocondenser_jax.pretrain import objectives
 from cocondenser_jax.pretrain.objectives import (
     corpus_contrastive_sum,
     inverse_cloze_sum,
@@ -148,3 +149,31 @@ def test_all_products_of_the_contrastive_loss_are_in_full_precision():
     found = [e.params["precision"] for e in program.eqns if e.primitive.name == "dot_general"]
     assert len(found) == 3  # the logits, and a gradient for each side of them
     assert set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
+
+
+@pytest.mark.parametrize("loss", [corpus_contrastive_sum, inverse_cloze_sum])
+def test_in_blocks_of_rows_loss_and_gradient_are_the_same(loss, monkeypatch):
+    vectors = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
+    origins = of_documents(32)
+    origins[6:10] = origins[4:6].repeat(2, axis=0)  # copies are no negatives, also across blocks
+
+    def whole(vectors):
+        return on_one_device(loss, vectors, origins, 2.0)
+
+    expected, by_vectors = jax.value_and_grad(whole)(vectors)
+    one_text = jax.make_jaxpr(whole)(vectors)
+    monkeypatch.setattr(objectives, "MOST_SCORES", 5 * 32)  # blocks of 4 rows of 32 scores, or of 8
+    found, by_vectors_in_blocks = jax.value_and_grad(whole)(vectors)
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+    np.testing.assert_allclose(by_vectors_in_blocks, by_vectors, rtol=1e-5, atol=1e-6)
+    assert "scan" not in str(one_text)
+    assert "scan" in str(jax.make_jaxpr(whole)(vectors))
+
+
+def test_in_blocks_no_array_has_a_score_for_each_pair_of_rows(monkeypatch):
+    monkeypatch.setattr(objectives, "MOST_SCORES", 2**12)
+    vectors = jax.ShapeDtypeStruct((1024, 8), jnp.float32)
+    origins = jnp.asarray(of_documents(1024))
+    gradient = jax.jit(jax.grad(lambda x: on_one_device(corpus_contrastive_sum, x, origins)))
+    needed = gradient.lower(vectors).compile().memory_analysis().temp_size_in_bytes
+    assert needed < 1024 * 1024  # a byte for each pair

@@ -256,7 +256,7 @@ class TransformerLayer(nn.Module):
         query_BxNxHxQ = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
         key_BxNxHxL = project(keys_BxLxD, "key")
         value_BxNxHxL = project(keys_BxLxD, "value")
-        visible_Bx1xQxL = attention_mask_BxL[:, None, None, :].astype(bool)
+        visible_Bx1xQxL = jnp.asarray(attention_mask_BxL, bool)[:, None, None, :]
         positions_1xL = jnp.arange(length)[None]
         is_local = config.attends_locally(self.number)
         if config.backbone.rotary:

@@ -104,36 +104,59 @@ def release_side(folder: Path, size: Size, code: list[str], n_steps: int) -> Mea
 
 
 def open_release(folder: Path, size: Size, code: list[str]) -> Any:
-    """Returns the trainer of the release, without the shell of transformers' Trainer."""
+    """Returns the trainer of the release, told of as many documents as the batch has spans."""
+    config = model_config(size)
+    head = SimpleNamespace(
+        n_head_layers=config.n_head_layers, skip_from=config.skip_from, late_mlm=True
+    )
+    settings = cache_settings(size.documents, size.chunk_size)
+    modeling, release = import_release(code)
+    model = open_model(modeling.CoCondenserForPretraining, folder, head, settings)
+    settings.per_device_train_batch_size = 2 * size.documents
+    return cached_trainer(release, model, settings)
+
+
+def import_release(code: list[str]) -> tuple[Any, Any]:
+    """Returns the release's `modeling` and `trainer`, fitted to the transformers of today."""
     sys.path[:0] = code
     import modeling  # type: ignore[import-not-found]
     import trainer as release  # type: ignore[import-not-found]
-    from grad_cache import GradCache  # type: ignore[import-not-found]
 
     class Layer(modeling.BertLayer):
         def forward(self, *arguments: Any) -> tuple[Any]:
             return (super().forward(*arguments),)
 
     modeling.BertLayer = Layer
-    config = model_config(size)
-    head = SimpleNamespace(
-        n_head_layers=config.n_head_layers, skip_from=config.skip_from, late_mlm=True
-    )
-    settings = SimpleNamespace(
-        per_device_train_batch_size=size.documents,
+    return modeling, release
+
+
+def cache_settings(n_documents: int, chunk_size: int) -> SimpleNamespace:
+    """Returns the settings that the release reads in one process with its gradient cache."""
+    return SimpleNamespace(
+        per_device_train_batch_size=n_documents,
         local_rank=-1,
-        cache_chunk_size=size.chunk_size,
+        cache_chunk_size=chunk_size,
         gradient_accumulation_steps=1,
         fp16=False,
     )
-    model = modeling.CoCondenserForPretraining.from_pretrained(head, None, settings, str(folder))
+
+
+def open_model(kind: Any, folder: Path, head: SimpleNamespace, settings: SimpleNamespace) -> Any:
+    """Returns a model of one of the release's classes, with the weights of a folder."""
+    model = kind.from_pretrained(head, None, settings, str(folder))
     model.lm.get_extended_attention_mask = _attention_mask
-    settings.per_device_train_batch_size = 2 * size.documents
+    return model
+
+
+def cached_trainer(release: Any, model: Any, settings: SimpleNamespace) -> Any:
+    """Returns the release's trainer of coCondenser, without the shell of transformers' Trainer."""
+    from grad_cache import GradCache  # type: ignore[import-not-found]
+
     made = release.CoCondenserPretrainer.__new__(release.CoCondenserPretrainer)
     made.__dict__.update(args=settings, model=model, use_amp=False, use_apex=False, deepspeed=None)
     made.gc = GradCache(
         models=[model.lm],
-        chunk_sizes=size.chunk_size,
+        chunk_sizes=settings.cache_chunk_size,
         loss_fn=model.compute_contrastive_loss,
         get_rep_fn=lambda out: out.hidden_states[-1][:, 0],
     )

@@ -1,0 +1,573 @@
+r"""Trains beside the authors' release: the same spans, order, masks, rates and optimizer.
+
+  git clone https://github.com/luyug/Condenser && git clone https://github.com/luyug/GradCache
+  OMP_NUM_THREADS=1 python -m benchmarks.release_training \
+    --condenser=Condenser --gradcache=GradCache --data=boolq --finetune_data=boolq-small \
+    --workdir=runs/release --json_out=benchmarks/results/release_training.json
+
+Our side is `pretrain` and `convert`, as a user calls them. The other is the release's model, its
+trainer's loss and gradient, AdamW and the clipping of the gradient as its Trainer has them, on the
+batches that ours reads; its folder is what its `save_pretrained` writes. Each of the `RUNS` starts
+from one folder that the release wrote: stage 1 from its new model, stage 2 from its stage 1.
+
+After every step the terms of both losses are compared; at the end, the vectors of held-out
+documents, and what both find after the same `finetune`, `encode`, `retrieve` and `evaluate`.
+
+Two choices are the same on both sides by decision. The rate is ours: the first step already moves,
+where transformers' schedule gives it a rate of 0. The release averages MLM over the masked tokens
+of each chunk, ours over those of the batch: here its gradient cache has one chunk, and ours four.
+
+What is there is not made again, and both sides resume from their last checkpoint: a run that was
+killed goes on by the same command.
+"""
+
+import argparse
+import functools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from ml_collections import ConfigDict
+from transformers import AutoModel, BertConfig, logging
+
+from benchmarks.release import cache_settings, cached_trainer, import_release, open_model
+from benchmarks.results import write_rows
+from benchmarks.step import adamw
+from checks.reference import full_labels
+from cocondenser_jax.configs import cocondenser, condenser
+from cocondenser_jax.corpus.batches import Batch, BatchSpec, held_out_batch, make_batch
+from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.pretrain.experiment import resolve
+from cocondenser_jax.storage.files import file_sha256, new_folder
+from cocondenser_jax.storage.runs import lock_folder, start_or_compare
+
+VOCAB_SIZE = 8192
+CLONED = ("modeling.py", "trainer.py"), ("src/grad_cache/grad_cache.py",)  # that must be there
+N_HEAD_LAYERS = 2
+SKIP_FROM = 2
+NETWORK = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 128,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+TERMS = ("loss", "head_mlm_loss", "late_mlm_loss", "contrastive_loss")
+N_INTERVALS = 10  # of a run, whose largest differences are kept
+SAVE_EVERY = 25  # steps of the release
+STATE = "state.pt"
+METRICS = ("MRR@10", "Recall@100")
+ROWS_AT_ONCE = 64
+
+
+class Run(NamedTuple):
+    """A training run of both sides."""
+
+    name: str
+    folder: str
+    mlm_weight: float | None  # None for stage 1, which has no contrastive loss
+
+
+RUNS = (
+    Run("stage 1 (Condenser)", "stage1", None),
+    Run("stage 2, MLM weight 1", "stage2-weight1", 1.0),
+    Run("stage 2, MLM weight 2", "stage2-weight2", 2.0),
+)
+
+
+class Inputs(NamedTuple):
+    """The folders that are read."""
+
+    condenser: Path  # the clone of the release
+    gradcache: Path  # the clone of its library
+    data: Path  # whose passages are trained on
+    finetune_data: Path
+
+
+class Protocol(NamedTuple):
+    """What both sides do; all runs of a work folder have one."""
+
+    steps: int = 500
+    documents: int = 32  # a step; stage 1: spans
+    length: int = 32  # tokens of a span, and of a passage once fine-tuned
+    chunk_size: int = 16  # spans, ours
+    learning_rate: float = 5e-4  # peak
+    held_out: int = 512  # documents
+    finetune_epochs: int = 3
+    finetune_rate: float = 3e-4
+    finetune_queries: int = 64  # a step
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Trains, compares and prints; bad input is one line and exit status 2."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--condenser", type=Path, required=True, help="the clone of the release")
+    parser.add_argument("--gradcache", type=Path, required=True, help="the clone of its library")
+    parser.add_argument("--data", type=Path, required=True, help="passages to pre-train on")
+    finetune_data = "collection with qrels train and test"
+    parser.add_argument("--finetune_data", type=Path, required=True, help=finetune_data)
+    parser.add_argument("--workdir", type=Path, required=True, help="what is made, each thing once")
+    parser.add_argument("--steps", type=int, default=Protocol().steps, help="default: %(default)s")
+    parser.add_argument("--json_out", type=Path)
+    arguments = parser.parse_args(argv)
+    logging.set_verbosity_error()
+    inputs = Inputs(*(getattr(arguments, name) for name in Inputs._fields))
+    try:
+        compare_training(inputs, Protocol(steps=arguments.steps), arguments)
+    except UserError as error:
+        parser.exit(2, f"release_training: {error}\n")
+
+
+def compare_training(inputs: Inputs, protocol: Protocol, arguments: argparse.Namespace) -> None:
+    """Makes all that is missing in the work folder, and reports a row for each run."""
+    workdir: Path = arguments.workdir
+    with lock_folder(workdir):
+        start_or_compare(workdir / "protocol.json", describe(inputs, protocol))
+        store = make_store(inputs.data, workdir, protocol.length)
+        code = [str(inputs.condenser), str(inputs.gradcache / "src")]
+        release = import_release(code)
+        start = workdir / "start"
+        make_once(start, functools.partial(write_start, release[0], store))
+        rows = []
+        untrained = start
+        for run in RUNS:
+            pretrain_both(run, start, release, store, protocol, workdir)
+            rows.append(result_row(run, store, inputs.finetune_data, protocol, workdir))
+            print(json.dumps(rows[-1]), flush=True)
+            write_rows(rows, arguments.json_out)
+            if run.mlm_weight is None:
+                start = workdir / run.folder / "release"
+        rows.append(untrained_row(untrained, inputs.finetune_data, protocol, workdir))
+        print(json.dumps(rows[-1]), flush=True)
+        write_rows(rows, arguments.json_out)
+
+
+def describe(inputs: Inputs, protocol: Protocol) -> dict[str, Any]:
+    """Returns all that decides the results, as `protocol.json` has it.
+
+    Raises:
+      UserError: where a folder is not what it should be.
+    """
+    for folder, names in zip(inputs[:2], CLONED, strict=True):
+        for name in names:
+            if not (folder / name).is_file():
+                raise UserError(f"{folder} has no {name}: expected a clone, see --help")
+    for folder in inputs[2:]:
+        if not [*folder.glob("corpus.jsonl*")]:
+            raise UserError(f"{folder} has no corpus.jsonl: expected a folder in BEIR layout")
+    code = [folder / name for folder, names in zip(inputs, CLONED, strict=False) for name in names]
+    files = [path for folder in inputs[2:] for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {
+        "command": "release_training",
+        **protocol._asdict(),
+        "code": [file_sha256(path) for path in code],
+        "data": [file_sha256(path) for path in files],
+    }
+
+
+def make_once(out: Path, make: Callable[[Path], object]) -> Path:
+    """Calls `make(out)`, which writes a file or folder whole or not at all, if it is not there."""
+    if not out.exists():
+        make(out)
+    return out
+
+
+def call(command: str, *flags: str) -> None:
+    """Runs a command of ours; ends as it does if it fails, and it has said why."""
+    program = [sys.executable, "-m", "cocondenser_jax.cli", command, *flags]
+    print(" ".join(["cocondenser", command, *flags]), file=sys.stderr, flush=True)
+    if status := subprocess.run(program, check=False).returncode:
+        raise SystemExit(status)
+
+
+def make_store(data: Path, workdir: Path, length: int) -> TokenStore:
+    """Returns the spans of a folder's passages, in tokens of a vocabulary learnt from them."""
+    source = f"--source={data}"
+    size = f"--size={VOCAB_SIZE}"
+    tokenizer = make_once(
+        workdir / "tokenizer", lambda out: call("vocabulary", source, size, f"--out={out}")
+    )
+    flags = source, f"--tokenizer={tokenizer}", f"--max_tokens={length}"
+    return open_store(
+        make_once(workdir / "store", lambda out: call("corpus", *flags, f"--out={out}"))
+    )
+
+
+# ---- both sides ----
+
+
+def write_start(modeling: Any, store: TokenStore, out: Path) -> None:
+    """Writes a new model of the release, its MLM bias at each token's log frequency.
+
+    From zeros, most of a short run would go into learning that most words are rare.
+    """
+    torch.manual_seed(0)
+    config = BertConfig(**NETWORK, vocab_size=store.vocab_size, pad_token_id=store.pad_id)
+    model = modeling.CondenserForPretraining.from_config(config, head_settings(), None, None)
+    counts_V = torch.from_numpy(store.token_counts() + 1.0)
+    model.lm.cls.predictions.bias.data = (counts_V / counts_V.sum()).log().float()
+    save_release(model, store, out)
+
+
+def head_settings() -> SimpleNamespace:
+    """Returns the release's settings of its head."""
+    return SimpleNamespace(n_head_layers=N_HEAD_LAYERS, skip_from=SKIP_FROM, late_mlm=True)
+
+
+def save_release(model: Any, store: TokenStore, out: Path) -> None:
+    """Writes what the release's `save_pretrained` does, with the tokenizer."""
+    with new_folder(out) as folder:
+        model.save_pretrained(str(folder))
+        shutil.copytree(store.tokenizer_folder, folder, dirs_exist_ok=True)
+
+
+def settings_of(
+    run: Run, start: Path, store: TokenStore, protocol: Protocol
+) -> tuple[str, dict[str, Any]]:
+    """Returns our experiment of a run: the name of its config, and what is changed in it."""
+    is_first = run.mlm_weight is None
+    settings = {
+        "warm_start": str(start),
+        "data.store": str(store.path),
+        "data.batch_size": protocol.documents,
+        "data.length": protocol.length,
+        "model.hidden_dropout_prob": 0.0,
+        "model.attention_probs_dropout_prob": 0.0,
+        "model.n_head_layers": N_HEAD_LAYERS,
+        "model.skip_from": SKIP_FROM,
+        "train.steps": protocol.steps,
+        "train.mlm_weight": 1.0 if run.mlm_weight is None else run.mlm_weight,
+        "train.chunk_size": protocol.chunk_size,
+        "train.dtype": "float32",
+        "optimizer.learning_rate": protocol.learning_rate,
+        "checkpoint.every": 50,
+        "probe.every": protocol.steps,
+        "probe.documents": protocol.held_out,
+        "log_every": 1,
+    }
+    return "condenser" if is_first else "cocondenser", settings
+
+
+def batches_of(run: Run, start: Path, store: TokenStore, protocol: Protocol) -> BatchSpec:
+    """Returns what our batches of a run are."""
+    name, settings = settings_of(run, start, store, protocol)
+    config: ConfigDict = {"condenser": condenser, "cocondenser": cocondenser}[name].get_config()
+    config.unlock().update_from_flattened_dict(settings)
+    return resolve(config, store).batches
+
+
+def pretrain_both(
+    run: Run,
+    start: Path,
+    release: tuple[Any, Any],
+    store: TokenStore,
+    protocol: Protocol,
+    workdir: Path,
+) -> None:
+    """Trains both sides from one start, as far as they are not trained already."""
+    folder = workdir / run.folder
+    name, settings = settings_of(run, start, store, protocol)
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    ours = f"--workdir={folder / 'ours.run'}"
+
+    def train_ours(out: Path) -> None:
+        call("pretrain", f"--config=configs/{name}.py", ours, *overrides)
+        call("convert", f"--checkpoint={folder / 'ours.run'}", f"--out={out}")
+
+    make_once(folder / "ours", train_ours)
+    spec = batches_of(run, start, store, protocol)
+    make_step = open_stage1 if run.mlm_weight is None else open_stage2
+    if not (folder / "release").exists():
+        model, step = make_step(release, run, start, protocol)
+        terms = train_release(
+            model, step, lambda number: make_batch(store, spec, number), protocol, folder
+        )
+        (folder / "release.json").write_text(json.dumps(terms) + "\n")
+        save_release(model, store, folder / "release")
+
+
+# ---- the release ----
+
+Tensors = dict[str, torch.Tensor]
+Step = Callable[[Tensors], float]  # adds the gradient of a batch to the model's
+
+
+def open_stage1(
+    release: tuple[Any, Any], run: Run, start: Path, protocol: Protocol
+) -> tuple[Any, Step]:
+    """Returns the release's Condenser, and the step of its trainer up to the gradient."""
+    modeling, trainer = release
+    settings = SimpleNamespace()
+    model = open_model(modeling.CondenserForPretraining, start, head_settings(), settings)
+    made = trainer.CondenserPreTrainer.__new__(trainer.CondenserPreTrainer)
+
+    def step(inputs: Tensors) -> float:
+        loss = made.compute_loss(model.train(), inputs)
+        loss.backward()
+        return float(loss)
+
+    return model, step
+
+
+def open_stage2(
+    release: tuple[Any, Any], run: Run, start: Path, protocol: Protocol
+) -> tuple[Any, Step]:
+    """Returns the release's coCondenser, and its trainer's step up to the gradient.
+
+    Under its gradient cache the release weights MLM by 2, because it divides by documents where a
+    batch holds two spans of each; told of twice the documents, by 1.
+    """
+    modeling, trainer = release
+    settings = cache_settings(protocol.documents, 2 * protocol.documents)
+    model = open_model(modeling.CoCondenserForPretraining, start, head_settings(), settings)
+    settings.per_device_train_batch_size = round(2 * protocol.documents / run.mlm_weight)
+    return model, functools.partial(cached_step, trainer, model, settings)
+
+
+def train_release(
+    model: Any, step: Step, batch: Callable[[int], Batch], protocol: Protocol, folder: Path
+) -> list[dict[str, float]]:
+    """Trains a model of the release; returns the terms of each step's loss.
+
+    Resumes from `STATE` in the folder, if it is there.
+    """
+    optimizer = adamw(model)
+    rate = functools.partial(learning_rate, protocol)
+    terms = watch_terms(model)
+    done: list[dict[str, float]] = []
+    path = folder / STATE
+    if path.exists():
+        saved = torch.load(path)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        done = saved["terms"]
+    for number in range(len(done), protocol.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(number)
+        terms.clear()
+        loss = step(as_release_reads(batch(number)))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        means = {name: statistics.fmean(values) for name, values in terms.items()}
+        done.append({"loss": loss, **means})
+        if len(done) % SAVE_EVERY == 0:
+            save_state(path, model, optimizer, done)
+            print(f"{folder.name}: step {len(done)}, loss {loss:.4f}", file=sys.stderr, flush=True)
+    return done
+
+
+def save_state(path: Path, model: Any, optimizer: Any, terms: list[dict[str, float]]) -> None:
+    """Writes the release's state, whole or not at all."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "terms": terms}
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def learning_rate(protocol: Protocol, step: int) -> float:
+    """Returns the rate of a step, from 0: linear to the peak over a tenth of all, and to 0."""
+    n_warmup = round(0.1 * protocol.steps)
+    rising = (step + 1) / max(n_warmup, 1)
+    falling = (protocol.steps - step) / max(protocol.steps - n_warmup, 1)
+    return protocol.learning_rate * min(rising, falling)
+
+
+def as_release_reads(batch: Batch) -> Tensors:
+    """Returns a batch as the release's collators write it."""
+    return {
+        "input_ids": torch.from_numpy(batch.input_ids_SxL).long(),
+        "attention_mask": torch.from_numpy(batch.attention_mask_SxL).long(),
+        "labels": full_labels(batch),
+    }
+
+
+def watch_terms(model: Any) -> dict[str, list[float]]:
+    """Returns lists that get the terms of the release's loss as it computes them, of each chunk."""
+    terms: dict[str, list[float]] = {}
+
+    def noted(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def note(*arguments: Any) -> torch.Tensor:
+            value = function(*arguments)
+            terms.setdefault(name, []).append(value.item())  # now: it is added to in place
+            return value
+
+        return note
+
+    def note_late(_: Any, __: Any, output: Any) -> None:
+        if output.loss is not None:
+            terms.setdefault("late_mlm_loss", []).append(output.loss.item())
+
+    model.mlm_loss = noted("head_mlm_loss", model.mlm_loss)
+    model.lm.register_forward_hook(note_late)
+    if hasattr(model, "compute_contrastive_loss"):
+        name = "contrastive_loss"
+        model.compute_contrastive_loss = noted(name, model.compute_contrastive_loss)
+    return terms
+
+
+def cached_step(trainer: Any, model: Any, settings: SimpleNamespace, inputs: Tensors) -> float:
+    """Makes the release's training step up to the gradient; returns its loss."""
+    return float(cached_trainer(trainer, model, settings).training_step(model, inputs))
+
+
+# ---- the comparison ----
+
+
+def untrained_row(start: Path, data: Path, protocol: Protocol, workdir: Path) -> dict[str, Any]:
+    """Returns what fine-tuning makes of the model before any pre-training."""
+    ranked = rank(start, data, protocol, workdir / "untrained")
+    evaluated = evaluate(ranked, data, workdir / "untrained.json")
+    means = {f"{name}, ours": evaluated["mean"][name] for name in METRICS}
+    return {"run": "before pre-training", **means}
+
+
+def result_row(
+    run: Run, store: TokenStore, data: Path, protocol: Protocol, workdir: Path
+) -> dict[str, Any]:
+    """Returns how far both sides of a run are apart."""
+    folder = workdir / run.folder
+    theirs = json.loads((folder / "release.json").read_text())
+    row = {"run": run.name, **compare_terms(read_terms(folder / "ours.run"), theirs)}
+    ids, mask = held_out_texts(store, protocol)
+    row |= compare_vectors(*(encode(folder / side, ids, mask) for side in ("ours", "release")))
+    runs = [
+        rank(folder / side, data, protocol, folder / f"{side}.search")
+        for side in ("ours", "release")
+    ]
+    evaluated = evaluate(runs[0], data, folder / "evaluated.json", runs[1])
+    for name in METRICS:
+        row |= compare_metric(name, evaluated["comparisons"][name])
+    return row
+
+
+def read_terms(run: Path) -> list[dict[str, float]]:
+    """Returns the terms of each step's loss of one of our runs."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [
+        {name: x for name, x in line.items() if name in TERMS} for line in lines if "loss" in line
+    ]
+
+
+def compare_terms(
+    ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """Returns the largest difference of each term: of all steps, and of each part of the run.
+
+    Raises:
+      UserError: if the two are not of the same steps and terms.
+    """
+    if [each.keys() for each in ours] != [each.keys() for each in theirs]:
+        raise UserError(
+            f"ours has {len(ours)} steps of {sorted(ours[0])}, the release {len(theirs)} of"
+            f" {sorted(theirs[0])}: expected the same"
+        )
+    row: dict[str, Any] = {"steps": len(ours)}
+    for name in [name for name in TERMS if name in ours[0]]:
+        ours_T, theirs_T = (np.array([each[name] for each in side]) for side in (ours, theirs))
+        apart_T = np.abs(ours_T - theirs_T)
+        label = name.replace("_", " ").replace("mlm", "MLM")
+        if name == "loss":
+            row |= {"first loss": float(theirs_T[0]), "last loss": float(theirs_T[-1])}
+        row[f"{label}, largest difference"] = float(apart_T.max())
+        parts = np.array_split(apart_T, min(N_INTERVALS, len(ours)))
+        row[f"{label}, largest differences along the run"] = [float(part.max()) for part in parts]
+    return row
+
+
+def held_out_texts(store: TokenStore, protocol: Protocol) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns ids and mask of two spans of each document that no run saw, nothing masked."""
+    spec = BatchSpec(0, protocol.documents, protocol.length, held_out=protocol.held_out)
+    batch = as_release_reads(held_out_batch(store, spec._replace(masked=False)))
+    return batch["input_ids"], batch["attention_mask"]
+
+
+def encode(folder: Path, ids_SxL: torch.Tensor, mask_SxL: torch.Tensor) -> torch.Tensor:
+    """Returns the [CLS] vectors of texts by a folder's model, as transformers loads it."""
+    model = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    parts = zip(ids_SxL.split(ROWS_AT_ONCE), mask_SxL.split(ROWS_AT_ONCE), strict=True)
+    with torch.no_grad():
+        return torch.cat(
+            [model(input_ids=x, attention_mask=m).last_hidden_state[:, 0] for x, m in parts]
+        )
+
+
+def compare_vectors(ours_SxD: torch.Tensor, theirs_SxD: torch.Tensor) -> dict[str, float]:
+    """Returns the cosines of each text's two vectors, and beside them those of different texts."""
+    cosines_S = torch.nn.functional.cosine_similarity(ours_SxD, theirs_SxD)
+    others_S = torch.nn.functional.cosine_similarity(ours_SxD, theirs_SxD.roll(2, 0))
+    return {
+        "cosine, mean": cosines_S.mean().item(),
+        "cosine, least": cosines_S.min().item(),
+        "cosine of different texts, mean": others_S.mean().item(),
+    }
+
+
+def rank(model: Path, data: Path, protocol: Protocol, folder: Path) -> Path:
+    """Returns the run of a model for the test queries, once it is fine-tuned on those of train."""
+    settings = {
+        "model.folder": model,
+        "model.passage_length": protocol.length,
+        "data.folder": data,
+        "data.negatives_per_query": 0,
+        "data.batch_size": protocol.finetune_queries,
+        "train.epochs": protocol.finetune_epochs,
+        "train.precision": "float32",
+        "optimizer.learning_rate": protocol.finetune_rate,
+    }
+    overrides = [f"--config.{key}={value}" for key, value in settings.items()]
+    retriever, embeddings = folder / "finetuning" / "retriever", folder / "embeddings"
+
+    def search(out: Path) -> None:
+        if not retriever.exists():
+            call(
+                "finetune",
+                "--config=configs/finetune.py",
+                f"--workdir={retriever.parent}",
+                *overrides,
+            )
+        model_flag = f"--model={retriever}"
+        call("encode", model_flag, f"--corpus={data}", f"--out={embeddings}", "--precision=float32")
+        flags = f"--data={data}", "--split=test", f"--run_out={out}"
+        call("retrieve", f"--embeddings={embeddings}", model_flag, *flags)
+        shutil.rmtree(embeddings)
+
+    return make_once(folder / "test.trec", search)
+
+
+def evaluate(run: Path, data: Path, out: Path, other: Path | None = None) -> dict[str, Any]:
+    """Returns what `evaluate` measures of a run, beside another where there is one."""
+    flags = [
+        f"--run={run}",
+        f"--qrels={data / 'qrels' / 'test.tsv'}",
+        f"--metrics={','.join(METRICS)}",
+        f"--json_out={out}",
+    ]
+    call("evaluate", *flags, *([f"--compare_with={other}"] if other else []))
+    return dict(json.loads(out.read_text()))
+
+
+def compare_metric(name: str, tests: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a metric of both sides, its difference with the 95 % interval, and p."""
+    low, high = tests["interval"]
+    return {
+        f"{name}, ours": tests["mean"],
+        f"{name}, the release": tests["other_mean"],
+        f"{name}, difference (95 %)": f"{tests['difference']:+.4f} ({low:+.4f} to {high:+.4f})",
+        f"{name}, p": tests["randomization_p"],
+    }
+
+
+if __name__ == "__main__":
+    main()

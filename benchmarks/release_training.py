@@ -71,10 +71,8 @@ N_INTERVALS = 10  # of a run, whose largest differences are kept
 SAVE_EVERY = 25  # steps of the release
 STATE = "state.pt"
 TERMS_FILE = "release.json"
-CONFIGS = {True: condenser, False: cocondenser}  # of stage 1, of stage 2
 METRICS = ("MRR@10", "Recall@100")
-ROWS_AT_ONCE = 64
-
+ROWS_AT_ONCE = 64  # spans that are encoded
 
 Tensors = dict[str, torch.Tensor]
 # Adds the gradient of a batch to a model's; returns the terms of the loss.
@@ -88,12 +86,14 @@ class Run(NamedTuple):
     name: str
     folder: str
     mlm_weight: float | None  # None for stage 1, which has no contrastive loss
+    learning_rate: float  # peak
 
 
+# A new model takes a higher rate than the papers', which is that of stage 2.
 RUNS = (
-    Run("stage 1 (Condenser)", "stage1", None),
-    Run("stage 2, MLM weight 1", "stage2-weight1", 1.0),
-    Run("stage 2, MLM weight 2", "stage2-weight2", 2.0),
+    Run("stage 1 (Condenser)", "stage1", None, 5e-4),
+    Run("stage 2, MLM weight 1", "stage2-weight1", 1.0, 1e-4),
+    Run("stage 2, MLM weight 2", "stage2-weight2", 2.0, 1e-4),
 )
 
 
@@ -113,7 +113,6 @@ class Protocol(NamedTuple):
     documents: int = 32  # a step; stage 1: spans
     length: int = 32  # tokens of a span, and of a passage once fine-tuned
     chunk_size: int = 16  # spans, ours
-    learning_rate: float = 5e-4  # peak
     held_out: int = 512  # documents
     finetune_epochs: int = 3
     finetune_rate: float = 3e-4
@@ -157,6 +156,7 @@ def compare_training(inputs: Inputs, protocol: Protocol, workdir: Path) -> Itera
             pretrain_both(run, start, store, protocol, folder, open_release)
             yield result_row(run, store, inputs.finetune_data, protocol, folder)
             if run.mlm_weight is None:
+                yield control_row(run, start, store, protocol, folder)
                 start = folder / "release"
         yield untrained_row(untrained, inputs.finetune_data, protocol, workdir)
 
@@ -167,18 +167,20 @@ def describe(inputs: Inputs, protocol: Protocol) -> dict[str, Any]:
     Raises:
       UserError: where a folder is not what it should be.
     """
-    for folder, names in zip(inputs[:2], CLONED, strict=True):
-        for name in names:
-            if not (folder / name).is_file():
-                raise UserError(f"{folder} has no {name}: expected a clone, see --help")
-    for folder in inputs[2:]:
+    code = []
+    for folder, names in zip((inputs.condenser, inputs.gradcache), CLONED, strict=True):
+        code += [folder / name for name in names]
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise UserError(f"{folder} has no {missing[0]}: expected a clone, see --help")
+    data = inputs.data, inputs.finetune_data
+    for folder in data:
         if not [*folder.glob("corpus.jsonl*")]:
             raise UserError(f"{folder} has no corpus.jsonl: expected a folder in BEIR layout")
-    code = [folder / name for folder, names in zip(inputs, CLONED, strict=False) for name in names]
-    files = [path for folder in inputs[2:] for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for folder in data for path in sorted(folder.rglob("*")) if path.is_file()]
     return {
         "command": "release_training",
         **protocol._asdict(),
+        "runs": [[*run] for run in RUNS],
         "code": [file_sha256(path) for path in code],
         "data": [file_sha256(path) for path in files],
     }
@@ -253,28 +255,30 @@ def pretrain_both(
     The folder gets `ours`, `release` and `release.json`, the terms of the release's losses.
     """
     settings = settings_of(run, start, store, protocol)
-    config = CONFIGS[run.mlm_weight is None]
-    ours = folder / "ours.run"
-
-    def train_ours(out: Path) -> None:
-        overrides = [f"--config.{name}={value}" for name, value in settings.items()]
-        name = config.__name__.rpartition(".")[2]
-        call("pretrain", f"--config=configs/{name}.py", f"--workdir={ours}", *overrides)
-        call("convert", f"--checkpoint={ours}", f"--out={out}")
 
     def train_theirs(out: Path) -> None:
+        config = condenser if run.mlm_weight is None else cocondenser
         experiment = config.get_config().unlock()
         experiment.update_from_flattened_dict(settings)
         spec = resolve(experiment, store).batches
         model, step = open_release(run, start, protocol)
-        terms = train_release(
-            model, step, lambda number: make_batch(store, spec, number), protocol, folder
-        )
+        rates = [learning_rate(run, protocol, number) for number in range(protocol.steps)]
+        batch = functools.partial(make_batch, store, spec)
+        terms = train_release(model, step, batch, rates, folder)
         (folder / TERMS_FILE).write_text(json.dumps(terms) + "\n", encoding="utf-8")
         save_release(model, store, out)
 
-    make_once(folder / "ours", train_ours)
+    make_once(folder / "ours", functools.partial(train_ours, run, settings))
     make_once(folder / "release", train_theirs)
+
+
+def train_ours(run: Run, settings: Mapping[str, Any], out: Path) -> None:
+    """Pre-trains in the folder OUT.run, and makes a Hugging Face folder of the result."""
+    overrides = [f"--config.{name}={value}" for name, value in settings.items()]
+    config = "condenser" if run.mlm_weight is None else "cocondenser"
+    workdir = out.with_suffix(".run")
+    call("pretrain", f"--config=configs/{config}.py", f"--workdir={workdir}", *overrides)
+    call("convert", f"--checkpoint={workdir}", f"--out={out}")
 
 
 def settings_of(run: Run, start: Path, store: TokenStore, protocol: Protocol) -> dict[str, Any]:
@@ -292,7 +296,7 @@ def settings_of(run: Run, start: Path, store: TokenStore, protocol: Protocol) ->
         "train.mlm_weight": run.mlm_weight or 1.0,
         "train.chunk_size": protocol.chunk_size,
         "train.dtype": "float32",
-        "optimizer.learning_rate": protocol.learning_rate,
+        "optimizer.learning_rate": run.learning_rate,
         "checkpoint.every": 50,
         "probe.every": protocol.steps,
         "probe.documents": protocol.held_out,
@@ -365,9 +369,13 @@ def watch_terms(model: Any) -> dict[str, float]:
 
 
 def train_release(
-    model: Any, step: Step, batch: Callable[[int], Batch], protocol: Protocol, folder: Path
+    model: Any,
+    step: Step,
+    batch: Callable[[int], Batch],
+    rates: Sequence[float],
+    folder: Path,
 ) -> list[dict[str, float]]:
-    """Trains a model by a step; returns the terms of each step's loss.
+    """Trains a model for as many steps as there are rates; returns the terms of each step's loss.
 
     Resumes from `STATE` in the folder, if it is there.
     """
@@ -379,16 +387,16 @@ def train_release(
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["terms"]
-    for number in range(len(done), protocol.steps):
+    for number in range(len(done), len(rates)):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(protocol, number)
+            group["lr"] = rates[number]
         done.append(step(as_release_reads(batch(number))))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if len(done) % SAVE_EVERY == 0:
             save_state(path, model, optimizer, done)
-            print(f"{folder.name}: step {len(done)} of {protocol.steps}", file=sys.stderr)
+            print(f"{folder.name}: step {len(done)} of {len(rates)}", file=sys.stderr)
     return done
 
 
@@ -400,12 +408,12 @@ def save_state(path: Path, model: Any, optimizer: Any, terms: list[dict[str, flo
     partial.replace(path)
 
 
-def learning_rate(protocol: Protocol, step: int) -> float:
+def learning_rate(run: Run, protocol: Protocol, step: int) -> float:
     """Returns the rate of a step, from 0: linear to the peak over a tenth of all, and to 0."""
     n_warmup = round(0.1 * protocol.steps)
     rising = (step + 1) / max(n_warmup, 1)
     falling = (protocol.steps - step) / max(protocol.steps - n_warmup, 1)
-    return protocol.learning_rate * min(rising, falling)
+    return run.learning_rate * min(rising, falling)
 
 
 def as_release_reads(batch: Batch) -> Tensors:
@@ -444,6 +452,22 @@ def result_row(
     return row
 
 
+def control_row(
+    run: Run, start: Path, store: TokenStore, protocol: Protocol, folder: Path
+) -> dict[str, Any]:
+    """Returns how far our own training is apart from itself with sums in another order.
+
+    The batch is one chunk. What two sides differ by beyond that is no rounding.
+    """
+    settings = settings_of(run, start, store, protocol) | {"train.chunk_size": 0}
+    again = make_once(folder / "again", functools.partial(train_ours, run, settings))
+    terms = [read_terms(folder / f"{name}.run") for name in ("ours", "again")]
+    texts = held_out_texts(store, protocol)
+    vectors = [encode(side, *texts) for side in (folder / "ours", again)]
+    name = f"{run.name}: ours against itself, in one chunk"
+    return {"run": name, **compare_terms(*terms), **compare_vectors(*vectors)}
+
+
 def read_terms(run: Path) -> list[dict[str, float]]:
     """Returns the terms of each step's loss of one of our runs."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -465,7 +489,7 @@ def compare_terms(
             f"ours has {len(ours)} steps of {sorted(ours[0])}, the release {len(theirs)} of"
             f" {sorted(theirs[0])}: expected the same"
         )
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"steps": len(ours)}
     for name in [name for name in TERMS if name in ours[0]]:
         ours_T, theirs_T = (np.array([each[name] for each in side]) for side in (ours, theirs))
         apart_T = np.abs(ours_T - theirs_T)

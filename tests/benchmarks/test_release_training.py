@@ -22,7 +22,6 @@ PROTOCOL = Protocol(
     documents=16,  # two on each of eight devices
     length=16,
     chunk_size=2,
-    learning_rate=1e-3,
     held_out=8,
     finetune_epochs=1,
     finetune_queries=2,
@@ -128,9 +127,9 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(monkeypatch, s
             loss.backward()
             return {"loss": float(loss)}
 
-        protocol = PROTOCOL._replace(steps=7)
+        rates = [0.1] * 7
         try:
-            return release_training.train_release(model, step, batch, protocol, folder), model
+            return release_training.train_release(model, step, batch, rates, folder), model
         finally:
             train.asked = asked
 

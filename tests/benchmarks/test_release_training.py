@@ -55,6 +55,7 @@ def start(store, tmp_path_factory):
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=32,
+        initializer_range=0.2,  # so that vectors differ
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
@@ -84,7 +85,7 @@ def plain_side(run, start, protocol):
             terms["contrastive_loss"] = contrastive_loss(output.vectors_BxD)
             loss = loss + terms["contrastive_loss"]
         loss.backward()
-        return {name: float(value) for name, value in {"loss": loss, **terms}.items()}
+        return {name: value.item() for name, value in {"loss": loss, **terms}.items()}
 
     return model, step
 
@@ -125,7 +126,7 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(monkeypatch, s
         def step(inputs):
             loss = model(inputs).square().mean()
             loss.backward()
-            return {"loss": float(loss)}
+            return {"loss": loss.item()}
 
         rates = [0.1] * 7
         try:

@@ -96,6 +96,7 @@ def test_both_sides_train_on_the_same_batches_by_the_same_rates(run, store, star
     theirs = json.loads((tmp_path / "release.json").read_text())
     row = release_training.compare_terms(release_training.read_terms(tmp_path / "ours.run"), theirs)
     apart = [value for name, value in row.items() if name.endswith("largest difference")]
+    apart = [value for value in apart if value != ""]
     assert len(apart) == (3 if run.mlm_weight is None else 4)
     assert max(apart) < TOLERANCE
     assert abs(theirs[0]["loss"] - theirs[1]["loss"]) > 100 * TOLERANCE

@@ -18,7 +18,7 @@ where transformers' schedule gives it a rate of 0. The release averages MLM over
 of each chunk, ours over those of the batch: here its gradient cache has one chunk, and ours four.
 
 What is there is not made again, and both sides resume from their last checkpoint: a run that was
-killed goes on by the same command.
+killed continues by the same command.
 """
 
 import argparse
@@ -202,7 +202,7 @@ def call(command: str, *flags: str) -> None:
 
 
 def make_store(data: Path, workdir: Path, length: int) -> TokenStore:
-    """Returns the spans of a folder's passages, in tokens of a vocabulary learnt from them."""
+    """Returns the spans of a folder's passages, in tokens of a vocabulary learned from them."""
     source = f"--source={data}"
     size = f"--size={VOCAB_SIZE}"
     tokenizer = make_once(

@@ -105,7 +105,9 @@ def test_called_again_it_makes_nothing_and_another_model_is_added(
     made = []
     encode = comparison.encode_corpus
     monkeypatch.setattr(
-        comparison, "encode_corpus", lambda *given: made.append(given[0].model) or encode(*given)
+        comparison,
+        "encode_corpus",
+        lambda *given: made.append(given[0].model.path) or encode(*given),
     )
     assert main([*command, f"--workdir={workdir}"]) == 0
     assert made == []

@@ -159,7 +159,7 @@ def test_a_run_is_reranked_without_what_has_its_querys_id(
 @pytest.mark.parametrize("program", ["bm25", "retrieve", "rerank"])
 @pytest.mark.parametrize("flags", [[], ["--split=train"]])
 def test_passages_that_are_judged_relevant_are_not_left_out(
-    program, flags, embeddings, model_folder, beir, runs, tmp_path, capsys, caplog
+    program, flags, embeddings, model_folder, cross_encoder_folder, beir, runs, tmp_path, capsys
 ):
     """Where queries and passages are only numbered alike, an answer may have the query's id."""
     folder = shutil.copytree(beir, tmp_path / "data")
@@ -170,7 +170,7 @@ def test_passages_that_are_judged_relevant_are_not_left_out(
     if program == "retrieve":
         command += [f"--embeddings={embeddings}", f"--model={model_folder}"]
     if program == "rerank":
-        command += ["--model=unused", f"--run={runs}/first"]
+        command += [f"--model={cross_encoder_folder}", f"--run={runs}/first"]
     assert main([*command, "--ignore_identical_ids"]) == 2
     assert "1 queries have a relevant passage with their own id (d3)" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

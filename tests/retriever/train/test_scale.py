@@ -17,8 +17,8 @@ from tests.world import change_settings
     [
         ("mine", "dot", 0.0, 1),
         ("mine", "cosine", 0.0, 20),
-        ("e5-small-v2", "cosine", 0.0, 100),
-        ("e5-small-v2", "dot", 0.0, 1),  # what is known is a scale of cosines
+        ("e5-small-v2", "cosine", 0.0, 20),  # the name of a folder says nothing
+        ("e5-small-v2", "dot", 0.0, 1),
         ("e5-small-v2", "cosine", 5.0, 5),
     ],
 )

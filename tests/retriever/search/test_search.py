@@ -342,7 +342,7 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     shutil.rmtree(hybrid_folder / "bm25")
     settings = bm25.Bm25Settings(language="german")
     passages = [bm25.passage_at(table, row) for row in range(60)]
-    index = bm25._build_index(passages, settings)
+    index = bm25._build_index(passages, settings).bm25
     index.scores.save(hybrid_folder / "bm25", show_progress=False)  # without its language
     write_checksums(hybrid_folder / "bm25")
     with pytest.raises(UserError, match=f"bm25 does not name its language: {advice}"):

@@ -241,3 +241,18 @@ def test_what_needs_to_be_resolved_is_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(UserError, match="already exists"):
         resolve_model(open_model(largest), folder)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.effect("resolve --model", "resolve --out", "resolve --pooling", "resolve --similarity")
+@pytest.mark.effect("resolve --query_prompt", "resolve --passage_prompt")
+@pytest.mark.effect("resolve --title_separator", "resolve --dimensions")
+def test_what_is_given_to_resolve_is_what_the_folder_says(model_folder, tmp_path):
+    given = ["--pooling=cls", "--similarity=dot", "--query_prompt=a ", "--passage_prompt=b "]
+    given += ["--title_separator=|", "--dimensions=8"]
+    out = tmp_path / "resolved"
+    assert main(["resolve", f"--model={model_folder}", f"--out={out}", *given]) == 0
+    found = open_model(out).representation
+    assert (found.pooling, found.similarity) == ("cls", "dot")
+    prompts = dict(found.prompts)
+    assert (prompts["query"], prompts["document"], prompts["title_separator"]) == ("a ", "b ", "|")
+    assert found.sizes == (8,)

@@ -129,13 +129,6 @@ SETTINGS = {
     "train.chunk_size": Setting(
         64, Interval(0), "spans", "per forward pass on a device; 0: the whole batch at once"
     ),
-    "train.kept_chunks": Setting(
-        0,
-        Interval(0),
-        "chunks",
-        "of a device that a contrastive loss computes once, and keeps for their gradient; the"
-        " others are computed twice",
-    ),
     "train.skip_nonfinite": Setting(
         0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
     ),

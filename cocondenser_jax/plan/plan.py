@@ -75,8 +75,7 @@ def plan_step(
     """Returns the plan of a step, see `plan`."""
     machine = find_machine(topology)
     devices = machine.devices
-    loss, longest = settings.loss, model_config.max_length
-    check_batch(spec, loss.chunk_size, longest, len(devices), loss.kept_chunks)
+    check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
     n_spans = spec.n_rows // len(devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
@@ -90,7 +89,6 @@ def plan_step(
         "hosts": len({device.process_index for device in devices}),
         "spans per device": n_spans,
         "chunk size": chunk_size,
-        "kept chunks": settings.loss.kept_chunks,
         "model GFLOP per span": work.model_flops / 1e9,
         "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
@@ -187,26 +185,24 @@ def step_work(
     """Counts the work of a step on one device, which has `n_spans`.
 
     Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
-    for every pass and direction, and the gradient sum is read and written, in kept chunks once for
-    all of them; AdamW reads four arrays and writes three.
+    for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
+    and writes three.
     """
     objective = OBJECTIVES[settings.objective]
     flops = model_flops(model_config, settings, spec)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
     computed = flops
-    number = jnp.dtype(settings.dtype).itemsize
-    once, twice = 2 * number + 8, 3 * number + 8  # bytes of a parameter, for a chunk
-    traffic = n_chunks * once
+    n_reads = 2
     if objective.contrast and n_chunks > 1:
-        n_twice = n_chunks - min(settings.kept_chunks, n_chunks)
-        computed += encode_flops(model_config, spec.length) * n_twice // n_chunks
-        traffic = n_twice * twice + (once if settings.kept_chunks else 0)
+        computed += encode_flops(model_config, spec.length)
+        n_reads += 1
+    per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
     n_vectors = n_spans * objective.n_contrasted // 2
     sizes = model_config.representation.sizes or (model_config.vector_size,)
     return StepWork(
         model_flops=flops,
         computed_flops=computed,
-        traffic=n_params * (traffic + 28),
+        traffic=n_params * (n_chunks * per_chunk + 28),
         gradients=4 * n_params,
         vectors=4 * n_vectors * sum(sizes),
     )

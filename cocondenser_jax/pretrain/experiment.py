@@ -93,7 +93,6 @@ def resolve_without_store(
         mlm_reduction=train.mlm_reduction,
         chunk_size=train.chunk_size,
         dtype=train.dtype,
-        kept_chunks=train.kept_chunks,
     )
     return Experiment(
         warm_start=config.warm_start,

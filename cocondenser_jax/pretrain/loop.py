@@ -174,9 +174,8 @@ def _model_and_params(
     }
     model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
-    loss, longest = experiment.step.loss, model_config.longest_text
-    n_devices, kept = count_devices(), loss.kept_chunks
-    check_batch(experiment.batches, loss.chunk_size, longest, n_devices, kept)
+    chunk_size = experiment.step.loss.chunk_size
+    check_batch(experiment.batches, chunk_size, model_config.longest_text, count_devices())
     spec = reading_as(experiment, model_config.representation).batches
     require_room(spec, store.tokenizer)
     require_examples(store, spec, hosts.count())

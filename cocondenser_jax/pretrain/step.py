@@ -42,7 +42,6 @@ class LossSettings(NamedTuple):
     mlm_reduction: str = "token_mean"  #: or "span_sum"
     chunk_size: int = 0  #: spans; 0 for all that a device has
     dtype: str = "float32"
-    kept_chunks: int = 0  #: of a device, whose activations are kept for their gradient
 
 
 class StepSettings(NamedTuple):
@@ -180,7 +179,6 @@ def loss_and_gradient(
         encode=functools.partial(_encode, model),
         contrast=contrast if objective.contrast else None,
         on_chunk=functools.partial(at_shortest_length, fractions=fractions),
-        n_kept=settings.kept_chunks,
     )
     # Every device holds its own terms of sums over the global batch: add them once. XLA would copy
     # the sums of a single device.
@@ -299,10 +297,8 @@ def forward_sums(
     return jax.lax.all_gather(vectors_SxD, AXIS, tiled=True), sums
 
 
-def check_batch(
-    spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int, kept_chunks: int = 0
-) -> None:
-    """Raises a UserError where batch, chunks, devices and model do not fit each other."""
+def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
+    """Raises a UserError where batch, chunk, devices and model do not fit each other."""
     if spec.batch_size % n_devices:
         raise UserError(
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_devices} devices"
@@ -316,11 +312,6 @@ def check_batch(
     if chunk_size % spec.kind.n_copies:
         raise UserError(
             f"config.train.chunk_size {chunk_size} is odd, but each span has two rows (retromae)"
-        )
-    n_chunks = n_spans // (chunk_size or n_spans)
-    if kept_chunks > n_chunks:
-        raise UserError(
-            f"config.train.kept_chunks is {kept_chunks}, but a device has {n_chunks} chunks"
         )
     if spec.length > max_length:
         raise UserError(

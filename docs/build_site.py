@@ -57,7 +57,7 @@ SECTIONS = {
     },
     "Results": {
         "results": "docs/results.md",
-        "results_small": "docs/results_small.md",
+        "log": "docs/log.md",
     },
     "Internals": {
         "architecture": "docs/architecture.md",
@@ -65,7 +65,6 @@ SECTIONS = {
         "tpu": "docs/tpu.md",
         "reliability": "docs/reliability.md",
         "benchmarks": "benchmarks/README.md",
-        "tried": "docs/tried.md",
         "contributing": "CONTRIBUTING.md",
     },
     "Help": {"faq": "docs/faq.md"},

@@ -26,18 +26,6 @@ SCIFACT = Step(
     "$DATA/scifact",
     get="the folder in https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets/scifact.zip",
 )
-XQUAD = Step(
-    "$DATA/xquad",
-    get="`python -m experiments.xquad --json=xquad.en.json --out=DIR` makes it of"
-    " https://github.com/google-deepmind/xquad: XQuAD's English paragraphs in BEIR layout, and"
-    " answers.jsonl",
-)
-WIKIPEDIA_SECTIONS = Step(
-    "$DATA/wikipedia-sections",
-    get="sections-train.csv and sections-test.csv, with columns Sentence1 and Sentence2 of one"
-    " section and Sentence3 of another: train.csv and test.csv of `papers.get_data sections`, or"
-    " such triplets of the articles",
-)
 QUICKSTART = Step(
     "$WORK/quickstart",
     [["cocondenser", "quickstart", "--workdir=$WORK/quickstart"]],

@@ -3,8 +3,9 @@
   python -m experiments.reproduce --list
   python -m experiments.reproduce ours/quickstart --row=contrastive --dry_run
 
-The .yaml files beside this one hold the tables of docs/results*.md, like those of papers/. Their
-rows name functions of the modules below. What is in past/ was measured by programs that are gone.
+The .yaml files beside this one hold the tables of docs/results.md and docs/log.md, like those of
+papers/. Their rows name functions of the modules below. What is in past/ was measured by programs
+that are gone.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,9 @@ from pathlib import Path
 
 from experiments import (
     design,
-    minilm,
     proof,
     quickstart,
     settings,
-    small,
     tuned,
 )
 from experiments.protocol import require_protocol
@@ -27,11 +26,9 @@ EXPERIMENTS = Study(
     folder=Path(__file__).parent,
     recipes={
         "design": design,
-        "minilm": minilm,
         "proof": proof,
         "quickstart": quickstart,
         "settings": settings,
-        "small": small,
         "tuned": tuned,
     },
     example="ours/quickstart",

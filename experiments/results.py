@@ -1,4 +1,4 @@
-"""Puts the tables of what we measured between their marks in docs/results*.md.
+"""Puts the tables of what we measured between their marks in docs/results.md and docs/log.md.
 
 python -m experiments.results
 """

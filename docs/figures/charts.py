@@ -1,11 +1,9 @@
 """The charts of the documentation; their numbers are read from its pages.
 
-Beside them, from quickstart.json (written by record.py) and neighborhood.json (values of
-papers.figures.neighborhood).
+Beside them, from quickstart.json (written by record.py).
 """
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -232,38 +230,3 @@ def planned(page: str) -> list[Planned]:
         )
     )
     return [Planned(*machine) for machine in zip(rows[""], hours, needed, there, strict=True)]
-
-
-def attention() -> str:
-    """Returns how widely [CLS] attends, by layer, from the table of docs/results_small.md."""
-    _, *rows = rows_of("docs/results_small.md", "<!-- ours/attention -->")
-    kinds = ("one", "two", "three", "four")
-    curves = {
-        kind: [(i / 3, float(value)) for i, value in enumerate(row[1:])]
-        for kind, row in zip(kinds, rows, strict=True)
-    }
-    marks = {f"layer {i + 1}": i / 3 for i in range(4)}
-    title = "How widely [CLS] attends: entropy of its attention"
-    shapes = [text(20, 28, title, size=16, at="start")]
-    shapes += legend(41, {row[0]: kind for kind, row in zip(kinds, rows, strict=True)})
-    shapes += panel(10, "entropy (nats)", curves, (0, 1, 2, 3, 4, 5), marks, 760)
-    shapes.append(note(296, "4.47 is uniform attention over all tokens; 0 is a single token."))
-    return picture(312, title, shapes)
-
-
-def neighborhood() -> str:
-    """Returns how much of round 2's top ten the first k passages of other rankings hold."""
-    found = json.loads((FOLDER / "neighborhood.json").read_text(encoding="utf-8"))
-    kinds = dict(zip(found, ("one", "two", "three"), strict=True))
-    curves = {
-        kinds[name]: [(math.log(k, 200), value) for k, value in points]
-        for name, points in found.items()
-    }
-    marks = {f"{k}": math.log(k, 200) for k in (1, 2, 5, 10, 20, 50, 100, 200)}
-    title = "SciFact: how much of round 2's top ten others find"
-    shapes = [text(20, 28, title, size=16, at="start"), *legend(41, kinds)]
-    shapes += panel(
-        10, "share of round 2's top ten", curves, (0, 0.2, 0.4, 0.6, 0.8, 1), marks, 800
-    )
-    shapes.append(text(454, 288, "first k passages of the other ranking", kind="faint", size=12))
-    return picture(304, title, shapes)

@@ -182,8 +182,6 @@ PICTURES = {
     "labels": charts.labels,
     "learning": charts.learning,
     "plan": charts.plan,
-    "attention": charts.attention,
-    "neighborhood": charts.neighborhood,
 }
 
 

@@ -1,6 +1,5 @@
 """Tiny copies of all that recipes read, and settings that make their runs tiny."""
 
-import csv
 import itertools
 import json
 import lzma
@@ -161,13 +160,8 @@ def write_data(folder):
     tiny_downloads.make_data(folder / "downloads", data)
     articles = "".join(json.dumps({"text": _text(rng, 12)}) + "\n" for _ in range(40))
     (data / "articles.jsonl.xz").write_bytes(lzma.compress(articles.encode()))
-    _write_sections(data, rng)
-    for name in ("boolq", "boolq-all", "scifact", "xquad"):
+    for name in ("boolq", "boolq-all", "scifact"):
         write_beir(data / name, texts, queries, {"train": TRAIN, "test": TEST})
-    answers = (
-        json.dumps({"_id": f"q{i}", "answers": [texts[i].split()[0]]}) for i in range(len(queries))
-    )
-    _lines(data / "xquad" / "answers.jsonl", answers)
     _write_quickstart(data, workdir)
     return Folders(workdir, data)
 
@@ -213,17 +207,6 @@ def write_downloads(folder, texts, queries, rng):
 
 def _words(rng):
     return " ".join(rng.choices(WORDS, k=5))
-
-
-def _write_sections(data, rng):
-    """Writes the sections' triplets where experiments/ reads them."""
-    for split in ("train", "validation", "test"):
-        path = data / "wikipedia-sections" / f"sections-{split}.csv"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("w", newline="") as opened:
-            writer = csv.writer(opened)
-            writer.writerow(["Sentence1", "Sentence2", "Sentence3"])
-            writer.writerows([_words(rng) for _ in range(3)] for _ in range(16))
 
 
 def _write_quickstart(data, workdir):

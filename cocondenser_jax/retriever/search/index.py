@@ -7,9 +7,10 @@ embeddings, with the factory and the checksum of `index.faiss`).
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import faiss
 import numpy as np
@@ -41,6 +42,13 @@ _TRAINING_ROWS = 262_144
 _ROWS_PER_LIST = 64
 _ROWS_AT_ONCE = 65_536  # that are read to check them
 _QUERIES_AT_ONCE = 256
+# Transformations that leave inner products as they are, but for the numbers that they cut.
+_NEUTRAL = (
+    faiss.OPQMatrix,
+    faiss.RandomRotationMatrix,
+    faiss.HadamardRotation,
+    faiss.RemapDimensionsTransform,
+)
 _BUILD_AGAIN = "encode again with the same flags, and build the index again"
 
 
@@ -52,8 +60,9 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
     that `_train` draws, as float32; all others are added from the mapped shards, block by block.
 
     Raises:
-      UserError: also if `out` exists, if faiss does not know the string or needs more passages, or
-        for a vector with NaN or infinity.
+      UserError: also if `out` exists, if faiss does not know the string or needs more passages, if
+        what the string names compares vectors by something else than their inner products, or for
+        a vector with NaN or infinity.
     """
     require_absent(out)
     embeddings = local_copy(embeddings)
@@ -69,6 +78,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
             f"faiss does not know the index string {factory!r} for vectors of"
             f" {manifest.dimension} numbers"
         ) from error
+    _require_inner_products(index, factory, is_cosine=manifest.representation.is_cosine)
     check = partial(require_finite_rows, table)
     with new_folder(out) as folder:
         if not index.is_trained:
@@ -125,6 +135,41 @@ def nearest_in_index(
     return np.concatenate(scores), np.concatenate(rows)
 
 
+def _layers(index: faiss.Index) -> Iterator[faiss.Index]:
+    """Yields an index and those inside it that are searched for passages, each as its class."""
+    index = faiss.downcast_index(index)
+    yield index
+    if isinstance(index, faiss.IndexPreTransform):
+        yield from _layers(index.index)
+    if isinstance(index, faiss.IndexRefine):
+        yield from _layers(index.base_index)
+        yield from _layers(index.refine_index)
+
+
+def _require_inner_products(index: faiss.Index, factory: str, *, is_cosine: bool) -> None:
+    """Raises a UserError for an index that would rank by something else than inner products.
+
+    PCA and ITQ subtract the mean of the passages, from queries too, and L2norm takes the lengths
+    away, which cosines do not have. faiss builds some kinds, such as HNSW32,PQ32, for distances
+    only, whatever it is asked for.
+    """
+    neutral = (*_NEUTRAL, faiss.NormalizationTransform) if is_cosine else _NEUTRAL
+    for layer in _layers(index):
+        others = set()
+        if isinstance(layer, faiss.IndexPreTransform):
+            chain = cast(Any, layer.chain)  # a vector of C++, whatever faiss's types say
+            steps = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
+            others = {type(step).__name__ for step in steps if not isinstance(step, neutral)}
+        if layer.metric_type != faiss.METRIC_INNER_PRODUCT:
+            others.add(f"{type(layer).__name__} of distances")
+        if others:
+            raise UserError(
+                f"an index {factory!r} does not rank by"
+                f" {'cosines' if is_cosine else 'inner products'} ({', '.join(sorted(others))}):"
+                " expected, for instance, Flat, OPQ32,PQ32, HNSW32 or IVF1024,PQ32"
+            )
+
+
 def _require_all_finite(index: faiss.Index, passages: pyarrow.Table) -> None:
     """Raises a UserError for an index that was built of vectors with NaN or infinity.
 
@@ -136,6 +181,8 @@ def _require_all_finite(index: faiss.Index, passages: pyarrow.Table) -> None:
     n_listed = lists.invlists.compute_ntotal() if lists else n_rows  # type: ignore[union-attr]
     if n_listed < n_rows:  # NaN is near no list
         raise UserError(f"{n_rows - n_listed} of {n_rows} vectors are not finite: {_BUILD_AGAIN}")
+    if any(isinstance(layer, faiss.IndexIVFFastScan) for layer in _layers(index)):
+        return  # faiss (1.15) ends by a segmentation fault where such an index was read from a file
     step = max(_ROWS_AT_ONCE, n_rows // 100)  # an index with lists goes through all for each block
     for first in range(0, n_rows, step):
         try:

@@ -130,7 +130,7 @@ def test_no_index_is_built_of_them(embeddings, tmp_path, factory):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQfp16", "PCA8,Flat", "IVF2,Flat"])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQfp16", "RR8,Flat", "IVF2,Flat"])
 def test_an_index_of_them_that_another_program_built_is_not_searched(
     model_folder, data, tmp_path, monkeypatch, factory, value
 ):

@@ -2,6 +2,8 @@
 
 import resource
 import shutil
+import subprocess
+import sys
 from itertools import chain
 
 import faiss
@@ -13,6 +15,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import write_checksums
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data import trec
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.retriever.search import bm25, encode, exact, models, opening, search
@@ -200,6 +203,64 @@ def test_every_kind_of_index_is_built_and_searched(
     scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
     assert len(scores) == 5
     assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters"),
+    [
+        *(("Pad64,Flat", ""), ("RR64,Flat", ""), ("RR32,Flat", ""), ("HR,Flat", "")),
+        *(("RR32,Pad64,IVF2,Flat", "nprobe=2"), ("RR32,PQ4x4fs,RFlat", "k_factor_rf=60")),
+    ],
+)
+def test_what_turns_vectors_changes_no_score(
+    model_folder, beir, embeddings, tmp_path, factory, parameters
+):
+    build_index(embeddings, tmp_path / "index", factory)
+    model, queries = open_model(model_folder), read_queries(beir)
+    built = opening.open_index(tmp_path / "index", model, vectors=VectorSearch(parameters))
+    run = search.search_run(built, queries, depth=10)
+    exactly = search.search_run(opening.open_index(embeddings, model), queries, depth=10)
+    for query, scores in exactly.items():
+        assert list(run[query].values()) == pytest.approx(list(scores.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        *(("PCA32,Flat", "PCAMatrix"), ("PCAR16,IVF2,Flat", "PCAMatrix")),
+        *(("PCAW16,SQ8", "PCAMatrix"), ("ITQ32,Flat", "ITQTransform")),
+        *(("RR32,PCA16,RR16,HNSW8", "PCAMatrix"), ("PCA16,PQ4x4,RFlat", "PCAMatrix")),
+        *(("HNSW8,PQ4x4", "IndexHNSWPQ of distances"), ("NSG8,PQ4x4", "IndexNSGPQ of distances")),
+    ],
+)
+def test_what_ranks_by_something_else_is_no_index(embeddings, tmp_path, factory, why):
+    message = rf"'{factory}' does not rank by cosines \({why}\): expected"
+    with pytest.raises(UserError, match=message):
+        build_index(embeddings, tmp_path / "index", factory)
+    assert not any(tmp_path.iterdir())
+
+
+def test_cosines_alone_have_no_lengths_to_lose(model_folder, beir, embeddings, tmp_path):
+    build_index(embeddings, tmp_path / "index", "L2norm,Flat")
+    model = open_model(model_folder, Given(similarity="dot"))
+    encode.encode_corpus(Encoding(model), beir, tmp_path / "dot")
+    message = r"does not rank by inner products \(NormalizationTransform\)"
+    with pytest.raises(UserError, match=message):
+        build_index(tmp_path / "dot", tmp_path / "other", "L2norm,Flat")
+
+
+@pytest.mark.parametrize("factory", ["IVF2,PQ4x4fs", "RR32,IVF2,PQ4x4fsr", "IVF2,RQ2x4fs"])
+def test_codes_that_faiss_cannot_decode_are_searched(model_folder, embeddings, tmp_path, factory):
+    build_index(embeddings, tmp_path / "index", factory)
+    code = f"""
+from pathlib import Path
+from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.retriever.search import opening, search
+index = opening.open_index(Path({str(tmp_path / "index")!r}), open_model({str(model_folder)!r}))
+assert search.search_text(index, "abcde", k=5)
+"""
+    # In a process of its own: what is tested is that faiss does not end it.
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):

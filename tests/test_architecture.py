@@ -79,12 +79,13 @@ def test_the_table_of_workarounds_names_files_and_tests_that_exist():
     rows = page[page.index("## Workarounds") : page.index("## Style")].splitlines()[6:-1]
     tests = read_sources(ROOT / "tests")
     for row in rows:
-        cells = row.split("|")
-        (place,) = re.findall(r"`([\w/]+\.(?:py|sh))`", cells[1])
+        _, *cells, _ = row.split("|")
+        assert len(cells) == 4, row
+        (place,) = re.findall(r"`([\w/]+\.(?:py|sh))`", cells[0])
         assert any((root / place).is_file() for root in (PACKAGE, ROOT)), row
-        for name in re.findall(r"\b(test_\w+)(?!\.py)\b", cells[5]):
+        for name in re.findall(r"\b(test_\w+)(?!\.py)\b", cells[3]):
             assert any(f"def {name}(" in source for source in tests.values()), row
-        for name in re.findall(r"tests/([\w/]+\.py)", cells[5]):
+        for name in re.findall(r"tests/([\w/]+\.py)", cells[3]):
             assert name in tests, row
 
 

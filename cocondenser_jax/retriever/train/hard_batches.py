@@ -12,6 +12,9 @@ passage outside a list is taken to be as hard as the last one in it.
 
 The batches of an epoch are an array of pair numbers, one batch a row; every pair occurs at most
 once, and those that do not fill a batch are left out.
+
+Letters in names of arrays: N pairs, M batches of B pairs, K candidates for a query, J pairs near a
+pair, T batches near a pair, E entries in a sparse matrix.
 """
 
 from collections.abc import Sequence

@@ -33,7 +33,8 @@ def _cells(case: Case) -> tuple[str, ...]:
 
 def _tokenizer(kind: str) -> str:
     """Returns what a user calls it: the details that tests need are left out."""
-    return kind.partition(",")[0].partition(" of ")[0].partition(" without")[0]
+    name = kind.partition(",")[0].partition(" of ")[0].partition(" without")[0]
+    return "SentencePiece (Unigram)" if name == "unigrams" else name
 
 
 def _vector(case: Case) -> Iterable[str]:

@@ -132,7 +132,7 @@ def _table(
 ) -> list[list[str]]:
     """Returns the cells: of each ranking its number, what it has in common with each, its cost."""
     numbers = [str(number) for number in range(1, len(rankings) + 1)]
-    table = [["first ten in common with", *numbers, "vectors", "seconds"]]
+    table = [["overlap@10 with", *numbers, "vectors", "seconds"]]
     for number, ranking, shares in zip(numbers, rankings, in_common, strict=True):
         cells = [
             "" if other == number or share is None else f"{share:.2f}"

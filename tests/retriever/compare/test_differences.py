@@ -53,7 +53,7 @@ def test_rankings_are_described_with_the_passages_of_the_queries_shown(tmp_path)
     found = find_differences(rankings, queries, ["q1", "q0"], corpus)
     assert found.in_common == [[1.0, 0.5], [0.5, 1.0]]
     assert found.table == [
-        ["first ten in common with", "1", "2", "vectors", "seconds"],
+        ["overlap@10 with", "1", "2", "vectors", "seconds"],
         ["1 one", "", "0.50", "", "1"],
         ["2 two", "0.50", "", "6 x 32", "2,000"],
     ]

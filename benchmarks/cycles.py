@@ -1,4 +1,4 @@
-"""A training step compiled for a TPU: what devices exchange, and libtpu's estimate of its time.
+"""A training step compiled for a TPU: what devices communicate, and libtpu's estimate of its time.
 
 python -m benchmarks.cycles --config=configs/cocondenser.py --topology=v3-8 [--config.KEY=VALUE ...]
 

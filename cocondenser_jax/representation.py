@@ -42,7 +42,7 @@ class Representation(NamedTuple):
     normalized: bool = False  # whether the last module scales vectors to length 1
     similarity: Similarity = "dot"
     scale: float = 0.0  # of scores in a contrastive loss; 0: see `score_scale`
-    # How many numbers of a vector are used, the largest first; (): all. The first is what a vector
+    # How many dimensions of a vector are used, the largest first; (): all. The first is what it
     # has, and a folder's `truncate_dim`, which is written where it leaves numbers out. In training,
     # vectors that are cut further count as much (Kusupati et al., arXiv 2205.13147); no folder
     # names those.
@@ -62,11 +62,11 @@ class Representation(NamedTuple):
         return self.normalized or self.similarity == "cosine"
 
     def full_size(self, hidden_size: int) -> int:
-        """Returns the numbers of a vector before it is cut, of a network of a hidden size."""
+        """Returns the dimensions of a vector before it is cut, of a network of a hidden size."""
         return self.dense[-1].out_features if self.dense else hidden_size
 
     def vector_size(self, hidden_size: int) -> int:
-        """Returns the numbers of a vector, of a network of a hidden size."""
+        """Returns the dimensions of a vector, of a network of a hidden size."""
         return self.sizes[0] if self.sizes else self.full_size(hidden_size)
 
     def is_cut(self, hidden_size: int) -> bool:

@@ -104,7 +104,7 @@ SETTINGS = {
         (),
         ListOf(int, Interval(1)),
         "",
-        "how many numbers of a vector are used, the largest first, such as [384,192,96]: a"
+        "dimensions that are used of a vector, the largest first, such as [384,192,96]: a"
         " contrastive loss trains each; []: as many as in the folder which is started from",
     ),
     # The loss and how it is computed.

@@ -153,7 +153,7 @@ SETTINGS = {
         (),
         ListOf(int, Interval(1)),
         "",
-        "how many numbers of a vector are used, the largest first, such as [768,256]: the loss is"
+        "dimensions that are used of a vector, the largest first, such as [768,256]: the loss is"
         " the sum of the losses for each; []: as many as in the folder",
     ),
     "loss.chunk_size": Setting(

@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Declares the flags."""
     parser = argparse.ArgumentParser(prog="project", allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True, help="a folder or Hub name")
-    parser.add_argument("--size", type=at_least(1), required=True, help="numbers of a vector")
+    parser.add_argument("--size", type=at_least(1), required=True, help="dimensions of a vector")
     parser.add_argument("--seed", type=at_least(0), default=42, help="of A (default: 42)")
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     return parser

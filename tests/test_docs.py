@@ -202,7 +202,9 @@ BRITISH = re.compile(
 HOUSE_WORDS = re.compile(
     r"\bgoes on\b|\bsays so\b|\bsays which\b|\bpaid\b|\bpays off\b|\bfrom that on\b|\bfor ever\b"
     r"|\bis refused in one line\b|\bfor the occasion\b|\bmade anew\b|\bdrawn anew\b"
-    r"|\bas proposed\b|\bminutes of (?:one|two|a) (?:busy )?cores?\b",
+    r"|\bas proposed\b|\bminutes of (?:one|two|a) (?:busy )?cores?\b"
+    r"|\bpeople wrote\b|\bnumbers of (?:a|each|the) vectors?\b|\bcounts as made\b"
+    r"|\bin common with\b|\bmachines? that (?:is|are) not there\b",
     re.IGNORECASE,
 )
 
@@ -281,6 +283,7 @@ def test_a_name_is_read_word_by_word():
         (HOUSE_WORDS, "training goes on"),
         (HOUSE_WORDS, "The log says so."),
         (HOUSE_WORDS, "29 minutes of one core"),
+        (HOUSE_WORDS, "queries that people wrote"),
     ],
 )
 def test_such_a_word_is_found(pattern, text):

@@ -317,7 +317,7 @@ POOLING = flag("--pooling", (None, "cls", "mean"), "pooling other than the model
 SIMILARITY = flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own")
 QUERY_PROMPT = flag("--query_prompt", str, "put before queries (default: the model's own)")
 PASSAGE_PROMPT = flag("--passage_prompt", str, "put before passages (default: the model's own)")
-DIMENSIONS = flag("--dimensions", click.IntRange(1), "numbers kept of a vector, from the first")
+DIMENSIONS = flag("--dimensions", click.IntRange(1), "dimensions kept of a vector, from the first")
 GIVEN = (POOLING, SIMILARITY, QUERY_PROMPT, PASSAGE_PROMPT, DIMENSIONS)
 ignore_identical_ids = partial(
     flag,

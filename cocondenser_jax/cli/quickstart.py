@@ -111,7 +111,7 @@ def adapt(
     flag("--split", "test", "whose judgments are used"),
     flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)"),
     _LANGUAGE,
-    flag("--test_passages", COUNT, "search so many, the judged ones and a sample (default: all)"),
+    flag("--test_passages", COUNT, "search N passages: all judged, and a sample (default: all)"),
     IGNORE_IDENTICAL_IDS,
 )
 def compare(

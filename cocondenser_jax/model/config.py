@@ -159,7 +159,7 @@ class ModelConfig:
 
     @property
     def vector_size(self) -> int:
-        """How many numbers a vector has."""
+        """How many dimensions a vector has."""
         return self.representation.vector_size(self.hidden_size)
 
     @property

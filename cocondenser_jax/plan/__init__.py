@@ -1,1 +1,1 @@
-"""Machines that are not there: what a training step needs on them, by their compilers."""
+"""Machines that you do not have: what a training step needs on them, by their compilers."""

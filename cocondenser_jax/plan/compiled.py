@@ -1,4 +1,4 @@
-"""What the text of a compiled step says: its launches on a GPU, and what devices exchange.
+"""What the text of a compiled step says: its launches on a GPU, and what devices communicate.
 
 The text is that of XLA in jaxlib 0.10.2 (GPUs) and libtpu 0.0.42 (TPUs).
 """
@@ -28,7 +28,7 @@ _NO_LAUNCH = {
 
 
 class Collective(NamedTuple):
-    """An exchange between devices."""
+    """A collective operation of devices."""
 
     kind: str  # all-gather, all-reduce, ...
     dtype: str  # of its largest array, in XLA's notation: f32, bf16
@@ -36,7 +36,7 @@ class Collective(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A kernel, a library call, a copy or an exchange that a GPU is told to do."""
+    """A kernel, a library call, a copy or a collective that a GPU is told to do."""
 
     kind: str  # cuBLAS, Triton, fusion, copy, ...
     name: str  # the place in the Python program, as JAX names it

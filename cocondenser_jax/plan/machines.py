@@ -1,6 +1,6 @@
 """The machines that `plan` compiles for, none of which has to be here.
 
-libtpu compiles for TPUs that are not there, and JAX's plugin for CUDA for GPUs that it is told
+libtpu compiles for TPUs that you do not have, and JAX's plugin for CUDA for GPUs that it is told
 about: neither needs a driver or the device.
 """
 

@@ -1,6 +1,6 @@
 """Estimates what a training step needs on a TPU or a GPU, without having one.
 
-The step is compiled for a machine that is not there (`machines.py`). It is the one that training
+The step is compiled for a machine that you do not have (`machines.py`). It is the one that training
 runs, so its memory is as the compiler says. Time is not measured: the roofline is the least that
 arithmetic, memory and network allow. Of a step for TPUs, benchmarks/cycles.py prints what devices
 exchange, and the compiler's own estimate of time; of one for GPUs, benchmarks/launches.py prints
@@ -155,7 +155,7 @@ def fit_gpu(
 
 
 def count_launches(compiled_text: str) -> dict[str, float]:
-    """Returns what a step launches on a GPU and what GPUs exchange, from its compiled text."""
+    """Returns what a step launches on a GPU and what GPUs communicate, from its compiled text."""
     launches = find_launches(compiled_text)
     exchanges = collectives(compiled_text)
     counts: dict[str, float] = {"launches per step": n_launches(launches.step)}

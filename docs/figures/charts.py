@@ -64,7 +64,7 @@ def _bars(x: float, title: str, values: dict[str, float], form: str) -> list[str
 
 
 def compared() -> str:
-    """Returns nDCG@10 on queries that people wrote, from the tables of docs/results.md."""
+    """Returns nDCG@10 on human-written queries, from the tables of docs/results.md."""
     collections = {"cosqa": "CoSQA", "lisa": "LISA", "med": "MEDLARS", "scifact": "SciFact"}
     names = {
         "BM25": "BM25",
@@ -83,7 +83,7 @@ def compared() -> str:
         "nDCG@10, from 0 to 1: higher is better",
         groups,
         ["one", "two", "four", "three", "off"],
-        "Queries that people wrote: 500 questions, 35 requests, 30 requests, 300 claims.",
+        "Human-written queries: 500 questions, 35 requests, 30 requests, 300 claims.",
         0.9,
     )
 
@@ -205,7 +205,7 @@ def plan() -> str:
             end + 24,
             "BERT-base, 12,552 steps of 2,048 documents. Compiled, not run on these machines.",
         ),
-        note(end + 41, "No run reaches these hours: expect two to three times as long."),
+        note(end + 41, "No run reaches these hours; the authors report 19 on a v3-8."),
     ]
     return picture(end + 56, title, shapes)
 

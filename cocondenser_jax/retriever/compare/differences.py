@@ -130,7 +130,7 @@ def _in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[
 def _table(
     rankings: Sequence[Ranked], in_common: Sequence[Sequence[float | None]]
 ) -> list[list[str]]:
-    """Returns the cells: of each ranking its number, what it has in common with each, its cost."""
+    """Returns the cells: of each ranking its number, its overlap with each, its cost."""
     numbers = [str(number) for number in range(1, len(rankings) + 1)]
     table = [["overlap@10 with", *numbers, "vectors", "seconds"]]
     for number, ranking, shares in zip(numbers, rankings, in_common, strict=True):

@@ -32,7 +32,7 @@ _MODULES = {
     "convert.from_torch": ("load_folder",),
     "retriever.search.models": ("load_retriever",),
     "retriever.search.fuse": ("fuse_runs",),
-    "retriever.search.opening": ("VectorSearch", "open_index"),
+    "retriever.search.opening": ("Bits", "Exact", "Faiss", "open_index"),
     "retriever.search.search": ("search_run", "search_text"),
     "retriever.data.trec": ("read_qrels", "read_run", "write_run"),
     "retriever.data.ranking": ("evaluate_run",),

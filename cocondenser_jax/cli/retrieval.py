@@ -46,14 +46,23 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
     """Declares how an index or embeddings are searched."""
     dense = partial(flag, goes_with=goes_with)
     return (
-        dense("--parameters", "", "faiss search parameters, such as nprobe=16 or efSearch=64"),
-        dense(
-            "--device", ("cpu", "cuda"), "what multiplies --embeddings; cuda: a GPU, much faster"
+        flag(
+            "--parameters",
+            str,
+            "faiss search parameters, such as nprobe=16 or efSearch=64",
+            goes_with="index",
         ),
-        dense(
+        flag(
+            "--device",
+            (None, "cpu", "cuda"),
+            "what multiplies (default: cpu); cuda: a GPU, much faster",
+            goes_with="embeddings",
+        ),
+        flag(
             "--oversampling",
             COUNT,
-            "of --embeddings of bits: candidates for each passage that is asked for (default: 4)",
+            "if they are of bits: candidates for each passage that is asked for (default: 4)",
+            goes_with="embeddings",
         ),
         dense(
             "--hybrid",
@@ -62,6 +71,19 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
         ),
         dense("--query_prompt", str, "put before queries (default: as encode was told)"),
     )
+
+
+def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> Any:
+    """Returns how the vectors are compared by the flags of `_dense_search`; None: as they are."""
+    from cocondenser_jax.retriever.search.opening import Bits, Exact, Faiss
+
+    if device is not None and oversampling is not None:
+        raise UserError("--device is for embeddings of numbers, --oversampling for those of bits")
+    if parameters is not None:
+        return Faiss(parameters)
+    if oversampling is not None:
+        return Bits(oversampling)
+    return None if device is None else Exact(device)
 
 
 @command(
@@ -208,13 +230,13 @@ def search(
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
         from cocondenser_jax.model_folder.model import open_model
-        from cocondenser_jax.retriever.search.opening import VectorSearch, open_index
+        from cocondenser_jax.retriever.search.opening import open_index
         from cocondenser_jax.retriever.search.search import search_text_timed
 
         opened = open_index(
             index or embeddings,
             open_model(model, None),
-            vectors=VectorSearch(parameters, device, oversampling),
+            vectors=_vectors(parameters, device, oversampling),
             hybrid=hybrid,
             query_prompt=query_prompt,
             language=language,
@@ -297,7 +319,7 @@ def retrieve(
         relevant_passages,
         warn_of_missing,
     )
-    from cocondenser_jax.retriever.search.opening import VectorSearch, open_index
+    from cocondenser_jax.retriever.search.opening import open_index
     from cocondenser_jax.retriever.search.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
@@ -307,7 +329,7 @@ def retrieve(
     opened = open_index(
         index or embeddings,
         open_model(model, None),
-        vectors=VectorSearch(parameters, device, oversampling),
+        vectors=_vectors(parameters, device, oversampling),
         hybrid=hybrid,
         query_prompt=query_prompt,
         language=language,

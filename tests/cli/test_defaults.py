@@ -20,11 +20,9 @@ import pytest
 from cocondenser_jax.cli import flags
 from cocondenser_jax.cli.flags import PROGRAM
 
-# Beside the required flags.
-GIVEN = {
-    "search": ["--index=folder", "--model=folder", "--query=words"],
-    "retrieve": ["--index=folder"],
-}
+# Beside the required flags; and an index, unless embeddings are.
+GIVEN = {"search": ["--model=folder", "--query=words"], "retrieve": []}
+EMBEDDINGS = "--embeddings=folder"
 # What no function of the package gets: a command reads it itself.
 OWN = {"columns", "json_out", "index", "embeddings", "query", "top_k"}
 # Other values of flags that parse their own.
@@ -99,8 +97,11 @@ def call(name, words):
         patch.setattr(flags, "read_object", lambda path: {"from": path})
         for module, function in functions_of(command):
             patch.setattr(module, function, noted.noting(getattr(module, function)))
+        if name in GIVEN:
+            place = [] if EMBEDDINGS in words else ["--index=folder"]
+            words = [*GIVEN[name], *place, *words]
         with contextlib.suppress(TypeError, ValueError, LookupError):  # what prints needs results
-            command.main([*required, *GIVEN.get(name, []), *words], standalone_mode=False)
+            command.main([*required, *words], standalone_mode=False)
     return noted
 
 
@@ -144,7 +145,9 @@ def test_a_flag_has_the_default_and_the_choices_of_its_function(name, flag_name)
     needed = flag
     while needed.goes_with:
         needed = by_name[needed.goes_with[0]]
-        if needed.name not in ("index", "embeddings"):  # which are given
+        if needed.name == "embeddings":
+            context.append(EMBEDDINGS)
+        elif needed.name != "index":  # which is given
             context += other_words(needed)[:1]
     plain = call(name, context)
     given = [call(name, [*context, word]) for word in other_words(flag)]

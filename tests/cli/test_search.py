@@ -333,7 +333,7 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
         ),
         (
             "search --corpus=DATA --device=cuda --query=x",
-            "--device goes with --index or --embeddings",
+            "--device goes with --embeddings",
         ),
         ("search --corpus=none --query=x", "none does not exist: expected pydocs"),
         (
@@ -354,7 +354,7 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
         (
             "retrieve --embeddings=EMBEDDINGS --model=MODEL --data=DATA --run_out=r"
             " --parameters=nprobe=2",
-            "only an index has parameters",
+            "--parameters goes with --index",
         ),
         ("bm25 --data=DATA --run_out=r --split=dev", "no judgments of split 'dev'"),
         ("bm25 --data=DATA/queries.jsonl --run_out=r", "name the passages by --corpus"),

@@ -31,22 +31,29 @@ from cocondenser_jax.retriever.search.models import load
 from cocondenser_jax.retriever.search.quantized import BINARY, BitVectors, nearest_by_bits
 from cocondenser_jax.retriever.search.terms import require_language
 
-_OVERSAMPLING = 4
 
+class Faiss(NamedTuple):
+    """Searches an index, with faiss."""
 
-class VectorSearch(NamedTuple):
-    """How vectors are compared."""
-
-    # Of an index, in faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for HNSW: slower
-    # and more exact.
+    # In faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for HNSW: slower and more
+    # exact.
     parameters: str = ""
-    # What multiplies embeddings; for the same ranks as on the CPU, in float32.
+
+
+class Exact(NamedTuple):
+    """Searches embeddings of numbers: all of them, block by block."""
+
+    # What multiplies; for the same ranks as on the CPU, in float32.
     device: Literal["cpu", "cuda"] = "cpu"
-    # Of embeddings of bits: candidates for each passage that is asked for; None: 4.
-    oversampling: int | None = None
 
 
-_DEFAULTS = VectorSearch()
+class Bits(NamedTuple):
+    """Searches embeddings of bits, on the CPU."""
+
+    oversampling: int = 4  # candidates for each passage that is asked for
+
+
+VectorSearch = Faiss | Exact | Bits
 
 
 class OpenIndex(NamedTuple):
@@ -77,19 +84,20 @@ def open_index(
     folder: Path,
     model: ModelFolder,
     *,
-    vectors: VectorSearch = _DEFAULTS,
+    vectors: VectorSearch | None = None,
     hybrid: Method | None = None,
     query_prompt: str | None = None,
     language: str | None = None,
 ) -> Index:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
-    A search of embeddings reads all of them, block by block, and is exact, as with "Flat".
+    A search of embeddings of numbers finds what an index "Flat" does.
 
     Args:
       folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
       model: that model, whose folder may have moved.
-      vectors: how vectors are compared; embeddings have no parameters, an index no device.
+      vectors: how vectors are compared, which must go with what the folder holds; None: with the
+        defaults of what it holds.
       hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
         model, or more if more are asked for. The first call writes `bm25` to the folder.
       query_prompt: is put before queries, where the passages were encoded for none; None: what
@@ -103,38 +111,51 @@ def open_index(
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
     if language is not None:
         require_language(language)
-    require_gpu(vectors.device)
     folder = local_copy(folder)
     manifest = read_manifest(folder)
-    if vectors.parameters and not manifest.is_index:
-        raise UserError(f"{folder} holds embeddings: only an index has parameters")
-    if vectors.device != "cpu" and manifest.is_index:
-        raise UserError(f"{folder} is an index, for the CPU: {vectors.device} searches embeddings")
-    is_bits = manifest.dtype == BINARY and not manifest.is_index
-    if vectors.oversampling is not None and not is_bits:
-        raise UserError(f"{folder} holds no embeddings of bits: only these have oversampling")
-    if vectors.device != "cpu" and is_bits:
-        raise UserError(f"{folder} holds embeddings of bits, which are searched on the CPU")
+    vectors = _fitting(folder, manifest, vectors)
     _require_model(folder, manifest, model)
     representation = _with_query_prompt(folder, manifest.representation, query_prompt)
     loaded = load(model._replace(representation=representation))
-    if manifest.is_index:
-        index, passages = read_index(folder, manifest, vectors.parameters)
-        dense = OpenIndex(loaded, partial(nearest_in_index, index), passages)
-    else:
-        passages = open_shards(folder, manifest)
-        dense = OpenIndex(loaded, _nearest_in_shards(passages, vectors), passages)
+    nearest, passages = _open_vectors(folder, manifest, vectors)
+    dense = OpenIndex(loaded, nearest, passages)
     if hybrid is None:
         return dense
     return HybridIndex(dense, open_bm25_index(folder, passages, language), hybrid)
 
 
-def _nearest_in_shards(passages: pyarrow.Table, vectors: VectorSearch) -> Nearest:
-    """Returns what searches the vectors of `open_shards`."""
+def _fitting(folder: Path, manifest: Manifest, given: VectorSearch | None) -> VectorSearch:
+    """Returns how the vectors of a folder are compared.
+
+    Raises:
+      UserError: if `given` is for others, or for a GPU that is not there.
+    """
+    is_bits = manifest.dtype == BINARY
+    default = Faiss() if manifest.is_index else Bits() if is_bits else Exact()
+    if given is not None and type(given) is not type(default):
+        of_what = "bits" if is_bits else "numbers"
+        held = "an index" if manifest.is_index else f"embeddings of {of_what}"
+        expected, others = default._fields[0], given._fields[0]
+        raise UserError(f"{folder} holds {held}, searched with {expected}, not {others}")
+    if isinstance(given, Exact):
+        require_gpu(given.device)
+    return given or default
+
+
+def _open_vectors(
+    folder: Path, manifest: Manifest, vectors: VectorSearch
+) -> tuple[Nearest, pyarrow.Table]:
+    """Returns what searches the vectors of a folder, and their passages."""
+    if isinstance(vectors, Faiss):
+        index, passages = read_index(folder, manifest, vectors.parameters)
+        return partial(nearest_in_index, index), passages
+    passages = open_shards(folder, manifest)
     shards = shard_vectors(passages)
-    if bits := [each for each in shards if isinstance(each, BitVectors)]:
-        return partial(nearest_by_bits, bits, vectors.oversampling or _OVERSAMPLING)
-    return nearest_checked(shards, partial(require_finite_rows, passages), vectors.device)
+    if isinstance(vectors, Exact):
+        check = partial(require_finite_rows, passages)
+        return nearest_checked(shards, check, vectors.device), passages
+    bits = [each for each in shards if isinstance(each, BitVectors)]
+    return partial(nearest_by_bits, bits, vectors.oversampling), passages
 
 
 def open_query_model(folder: Path, model: ModelFolder) -> tuple[SentenceTransformer, str]:

@@ -10,12 +10,11 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search import embeddings as embeddings_module
-from cocondenser_jax.retriever.search import opening
 from cocondenser_jax.retriever.search.embeddings import open_shards, read_manifest, shard_vectors
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.exact import nearest
 from cocondenser_jax.retriever.search.index import build_index
-from cocondenser_jax.retriever.search.opening import VectorSearch, open_index
+from cocondenser_jax.retriever.search.opening import Bits, Exact, Faiss, open_index
 from cocondenser_jax.retriever.search.quantized import (
     BitVectors,
     Int8Vectors,
@@ -144,10 +143,8 @@ def make(model_folder, beir, tmp_path_factory):
     return encode
 
 
-def rank(folder, model, queries, **how):
-    return search_run(
-        open_index(folder, open_model(model), vectors=VectorSearch(**how)), queries, 10
-    )
+def rank(folder, model, queries, vectors=None):
+    return search_run(open_index(folder, open_model(model), vectors=vectors), queries, 10)
 
 
 def read_codes(folder):
@@ -188,7 +185,7 @@ def test_encode_writes_and_search_reads_bits(make, model_folder, beir, tmp_path,
     plain, coded = make("float32"), make("binary")
     vectors_NxD = read_vectors(plain)
     np.testing.assert_array_equal(read_codes(coded), np.packbits(vectors_NxD > 0, axis=1))
-    found = rank(coded, model_folder, QUERIES, oversampling=6)  # all passages are candidates
+    found = rank(coded, model_folder, QUERIES, Bits(6))  # all passages are candidates
     build_index(coded, tmp_path / "index")
     flat = rank(tmp_path / "index", model_folder, QUERIES)
     for query in QUERIES:  # equal scores, of which there are many, have any order
@@ -231,13 +228,32 @@ def test_what_bits_cannot_say_is_refused(model_folder, beir, unread_corpus, tmp_
     assert Encoding(open_model(model_folder), dtype="int8")
 
 
-def test_flags_without_effect_are_refused(make, model_folder, monkeypatch):
-    plain, coded = make("float32"), make("binary")
-    with pytest.raises(UserError, match="no embeddings of bits: only these have oversampling"):
-        rank(plain, model_folder, QUERIES, oversampling=4)
-    monkeypatch.setattr(opening, "require_gpu", lambda device: None)
-    with pytest.raises(UserError, match="bits, which are searched on the CPU"):
-        rank(coded, model_folder, QUERIES, device="cuda")
+def test_how_to_search_goes_with_what_a_folder_holds(make, model_folder, tmp_path, capsys):
+    places = {Exact: make("int8"), Bits: make("binary"), Faiss: tmp_path / "index"}
+    build_index(places[Exact], places[Faiss])
+    said = {
+        Exact: "embeddings of numbers, searched with device, not ",
+        Bits: "embeddings of bits, searched with oversampling, not ",
+        Faiss: "an index, searched with parameters, not ",
+    }
+    for held, folder in places.items():
+        rank(folder, model_folder, QUERIES, held())
+        for given in {*places} - {held}:
+            expected = f"{folder} holds {said[held]}{given._fields[0]}"
+            with pytest.raises(UserError, match=f"^{expected}$"):
+                rank(folder, model_folder, QUERIES, given())
+    capsys.readouterr()
+    search = ["search", f"--model={model_folder}", "--query=ab", f"--embeddings={places[Bits]}"]
+    for flags, error in (
+        (["--device=cpu"], f"{places[Bits]} holds {said[Bits]}device"),
+        (
+            ["--device=cuda", "--oversampling=2"],
+            "--device is for embeddings of numbers, --oversampling for those of bits",
+        ),
+        (["--parameters=nprobe=2"], "--parameters goes with --index"),
+    ):
+        assert main([*search, *flags]) == 2
+        assert capsys.readouterr().err.startswith(f"cocondenser: {error}")
 
 
 def test_a_database_gets_numbers_not_codes(model_folder, beir, unread_corpus, tmp_path, capsys):

@@ -23,7 +23,7 @@ from cocondenser_jax.retriever.search import index as index_module
 from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.fuse import fuse_runs
 from cocondenser_jax.retriever.search.index import build_index
-from cocondenser_jax.retriever.search.opening import VectorSearch
+from cocondenser_jax.retriever.search.opening import Faiss
 from tests.retrieval_data import read_vectors
 
 
@@ -198,7 +198,7 @@ def test_every_kind_of_index_is_built_and_searched(
     manifest = build_index(embeddings, tmp_path / "index", factory)
     assert manifest.factory == factory
     searcher = opening.open_index(
-        tmp_path / "index", open_model(model_folder), vectors=VectorSearch(parameters)
+        tmp_path / "index", open_model(model_folder), vectors=Faiss(parameters)
     )
     scores = list(search.search_run(searcher, {"q": "abcde"}, depth=5)["q"].values())
     assert len(scores) == 5
@@ -217,7 +217,7 @@ def test_what_turns_vectors_changes_no_score(
 ):
     build_index(embeddings, tmp_path / "index", factory)
     model, queries = open_model(model_folder), read_queries(beir)
-    built = opening.open_index(tmp_path / "index", model, vectors=VectorSearch(parameters))
+    built = opening.open_index(tmp_path / "index", model, vectors=Faiss(parameters))
     run = search.search_run(built, queries, depth=10)
     exactly = search.search_run(opening.open_index(embeddings, model), queries, depth=10)
     for query, scores in exactly.items():
@@ -295,7 +295,7 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
 
     def found(parameters):
         searcher = opening.open_index(
-            tmp_path / "index", open_model(model_folder), vectors=VectorSearch(parameters)
+            tmp_path / "index", open_model(model_folder), vectors=Faiss(parameters)
         )
         return search.search_run(searcher, queries, depth=60)
 
@@ -306,8 +306,6 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
     for wrong in ("efSearch=16", "nprobe=0", "nprobe=-1", "nprobe", "nprobe=2,", "16"):
         with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
             found(wrong)
-    with pytest.raises(UserError, match="holds embeddings: only an index has parameters"):
-        opening.open_index(embeddings, open_model(model_folder), vectors=VectorSearch("nprobe=2"))
 
 
 def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):

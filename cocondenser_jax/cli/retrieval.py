@@ -138,7 +138,7 @@ def encode(
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retriever.search.embeddings import write_parquet
-    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
+    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus, require_place
     from cocondenser_jax.retriever.search.quantized import QUANTIZED
 
     given = Given(
@@ -154,18 +154,19 @@ def encode(
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     if parquet and dtype in QUANTIZED:
         raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
-    encoding = Encoding(
-        model=open_model(model, given),
-        passage_length=passage_length,
-        precision=precision,
-        dtype=dtype,
-        batch_size=batch_size,
-    )
-    if backend == "jax":
-        from cocondenser_jax.flax_encoder import run_in_flax
-
-        encoding = encoding._replace(backend=run_in_flax)
     with output_folder(out, task, grows=True) as folder:
+        require_place(folder, task, in_tasks=engine is not None)
+        encoding = Encoding(
+            model=open_model(model, given),
+            passage_length=passage_length,
+            precision=precision,
+            dtype=dtype,
+            batch_size=batch_size,
+        )
+        if backend == "jax":
+            from cocondenser_jax.flax_encoder import run_in_flax
+
+            encoding = encoding._replace(backend=run_in_flax)
         manifest = encode_corpus(
             encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine
         )

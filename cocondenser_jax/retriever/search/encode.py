@@ -126,10 +126,8 @@ def encode_corpus(
     source = corpus_source(corpus)
     if engine:
         engine = with_gpus(engine, in_torch=encoding.backend is None)
-    if task[1] > 1 and (out / MANIFEST).exists():
-        raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
     require_outside(encoding.model.path, out)
-    require_own(out / _TASKS if engine else task_folder(out, task) / MANIFEST)
+    require_place(out, task, in_tasks=engine is not None)
     require_quantizable(encoding.dtype, encoding.model.representation)
     with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
@@ -140,6 +138,19 @@ def encode_corpus(
         encoder = load_encoder(encoding)
         to_encode = _read_facts(source, shard_size, n_tasks=task[1])
         return _write_shards(encoder, encoding, to_encode, out, task)
+
+
+def require_place(out: Path, task: tuple[int, int], *, in_tasks: bool) -> None:
+    """Raises a UserError for a folder that holds something else than these vectors.
+
+    Args:
+      out: see `encode_corpus`; this may be called before there is a model.
+      task: see `encode_corpus`.
+      in_tasks: whether an engine is to run all tasks.
+    """
+    if task[1] > 1 and (out / MANIFEST).exists():
+        raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
+    require_own(out / _TASKS if in_tasks else task_folder(out, task) / MANIFEST)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.model_folder.model import open_model
@@ -40,6 +41,17 @@ def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(
     for place in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(UserError, match=f"{place} already exists"):
             encode.encode_corpus(Encoding(open_model(model_folder)), beir, place, engine=engine)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("in_tasks", [[], ["--tasks=2"]])
+def test_a_folder_with_something_else_is_refused_before_the_model_is_opened(
+    beir, tmp_path, capsys, in_tasks
+):
+    (tmp_path / "thesis.tex").touch()
+    command = ["encode", "--model=none", f"--corpus={beir}", f"--out={tmp_path}", *in_tasks]
+    assert main(command) == 2
+    assert f"{tmp_path} already exists: choose a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

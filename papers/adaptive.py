@@ -95,7 +95,7 @@ def _trained(program: str, model: str, queries: int, name: str, *settings: str) 
         done="result.json",
         flop=queries * EPOCHS * 3 * QUERY_AND_PASSAGE,  # without the evaluations
         bytes=costs.MODEL_BYTES,
-        scratch=costs.TRAINING_BYTES + costs.mapped_bytes(N_RANKED, 340, 0),
+        scratch=costs.TRAINING_BYTES + costs.stored_bytes(N_RANKED, 340, 0),
     )
 
 

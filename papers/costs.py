@@ -22,7 +22,8 @@ MODEL_BYTES = 0.44e9
 TRAINING_BYTES = 3 * 3 * MODEL_BYTES  # of `finetune`: two checkpoints and one in the making
 CHECKPOINT_BYTES = 1.5e9  # of pre-training, with a Condenser head of two layers
 PRETRAINING_BYTES = 3 * CHECKPOINT_BYTES + 0.5e9  # the last two, the best, the exported folder
-_MAPPED_ROW = 35  # bytes beside the text: an id, where both begin, a hash and its place
+_STORED_ROW = 45  # bytes beside the text: an id, twice, a place, and what SQLite adds
+_STORED_NEGATIVE = 4.2
 
 
 def exact_search(n_queries: float, n_vectors: float) -> float:
@@ -45,9 +46,9 @@ def store_bytes(characters: float) -> float:
     return characters / _CHARACTERS_PER_TOKEN * TOKEN_BYTES
 
 
-def mapped_bytes(n_passages: float, characters: float, n_negatives: float) -> float:
-    """Returns how large `finetune.mapped` is, which a run maps and deletes at its end."""
-    return n_passages * (characters + _MAPPED_ROW) + 4 * n_negatives
+def stored_bytes(n_passages: float, characters: float, n_negatives: float) -> float:
+    """Returns how large `finetune.stored` is, which a run reads and deletes at its end."""
+    return n_passages * (characters + _STORED_ROW) + _STORED_NEGATIVE * n_negatives
 
 
 def mining(n_read: float, n_written: float) -> float:

@@ -65,7 +65,7 @@ def _trained(model: str, name: str, negatives: Step) -> Step:
         done="retriever",
         flop=N_QUERIES * 3 * 3 * EIGHT_DOCUMENTS,
         bytes=costs.MODEL_BYTES,
-        scratch=costs.TRAINING_BYTES + costs.mapped_bytes(N_DOCUMENTS, CHARACTERS, N_QUERIES * 200),
+        scratch=costs.TRAINING_BYTES + costs.stored_bytes(N_DOCUMENTS, CHARACTERS, N_QUERIES * 200),
     )
 
 

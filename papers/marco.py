@@ -56,7 +56,7 @@ def _collection(data: Step, characters: float, settings: Settings) -> Collection
 TITLED = _collection(MSMARCO, 380, {"model.title_separator": "[SEP]"})
 UNTITLED = _collection(MSMARCO_UNTITLED, 340, {})
 # While it trains: passages, and at most 400 negatives of each query.
-SCRATCH = costs.TRAINING_BYTES + costs.mapped_bytes(N_PASSAGES, 380, N_QUERIES * 400)
+SCRATCH = costs.TRAINING_BYTES + costs.stored_bytes(N_PASSAGES, 380, N_QUERIES * 400)
 _COLLECTIONS = {"titled": TITLED, "untitled": UNTITLED}
 
 

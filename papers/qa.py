@@ -17,7 +17,7 @@ TWO_PASSAGES = 90.5e9  # and a question of 32
 CHARACTERS = 620  # of a passage and its title
 WORDS = 103
 # While it trains two towers: passages, and at most 200 negatives of each question.
-SCRATCH = 2 * costs.TRAINING_BYTES + costs.mapped_bytes(
+SCRATCH = 2 * costs.TRAINING_BYTES + costs.stored_bytes(
     N_PASSAGES, CHARACTERS, N_HARD_QUESTIONS * 200
 )
 PASSAGES = Passages(DPR, DPR.out, N_PASSAGES, CHARACTERS, PASSAGE)

@@ -118,8 +118,8 @@ def test_an_index_shows_the_version_and_links_that_lead_somewhere(metadata):
     assert metadata["Version"] == cocondenser_jax.__version__
     readme = metadata.get_payload()
     links = re.findall(r"\]\(([^)]*)\)", readme)
-    assert f"/blob/v{metadata['Version']}/docs/results.md#not-reproduced" in " ".join(links)
-    assert f"/raw/v{metadata['Version']}/docs/figures/pipeline.svg" in " ".join(links)
+    assert f"/blob/v{metadata['Version']}/docs/architecture.md#add-an-objective" in " ".join(links)
+    assert f"/raw/v{metadata['Version']}/docs/figures/first.svg" in " ".join(links)
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 

@@ -21,7 +21,7 @@ from cocondenser_jax.retriever.search import encode
 from tests.world import cut_file, make_texts, write_beir, write_records, write_tokenizer
 
 RESUMING = {"adapt", "compare", "corpus", "encode", "finetune", "pretrain", "quickstart"}
-MAKING_A_FOLDER = {"convert", "index", "vocabulary"}
+MAKING_A_FOLDER = {"convert", "index", "resolve", "vocabulary"}
 WRITING_ANEW = {"bm25", "evaluate", "fuse", "mine", "plan", "report", "rerank", "retrieve"}
 WRITING_ANEW |= {"search", "verify"}
 

@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model import encoder
+from cocondenser_jax.model import attention, encoder
 from cocondenser_jax.model.condenser import (
     EMBEDDINGS_SITE,
     Condenser,
@@ -190,7 +190,8 @@ def test_every_site_row_and_head_has_a_dropout_seed_of_its_own(batch, variables)
     ids, mask, _, seeds = batch
     positions = np.tile(np.array([1, 2, 4], np.int32), (3, 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "dropout", spy)
+        for module in (encoder, attention):
+            patch.setattr(module, "dropout", spy)
         decoded = ids[:3], positions
         run(CONFIG, variables, ids[:3], mask[:3], positions, seeds[:3], decoded)
         jax.effects_barrier()
@@ -210,7 +211,8 @@ def test_attention_weights_are_dropped_at_a_rate_of_their_own(batch, variables, 
         rates[x.ndim].add(rate)
         return x
 
-    monkeypatch.setattr(encoder, "dropout", spy)
+    for module in (encoder, attention):
+        monkeypatch.setattr(module, "dropout", spy)
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
     Condenser(config).apply(variables, *batch)
     assert rates == {3: {0.2}, 4: {0.3}}

@@ -182,7 +182,7 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     settings = step_of(config, 6)
     planned = plan_step(model, settings, BatchSpec(seed=0, batch_size=16, length=16), "v3-8")
 
-    n_params = sum(x.size for x in jax.tree.leaves(state_shapes(model, settings.optimizer).params))
+    n_params = sum(x.size for x in jax.tree.leaves(state_shapes(model, settings).params))
     params, optimizer = 4 * n_params / GIB, planned["memory, optimizer (GiB)"]
     # 32 vectors are gathered; their cotangents and the gradients go around twice.
     moved = 4 * (3 * 32 * model.hidden_size + 2 * n_params)

@@ -29,7 +29,7 @@ from cocondenser_jax.corpus.masking import mask_capacity
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import flatten
-from cocondenser_jax.model import encoder
+from cocondenser_jax.model import attention, encoder
 from cocondenser_jax.model.flops import forward_flops
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
@@ -108,7 +108,8 @@ def unusual(store_folder, tmp_path_factory):
 
     gradient = step_module.loss_gradient
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "dropout", dropout)
+        for module in (encoder, attention):
+            patch.setattr(module, "dropout", dropout)
         patch.setattr(step_module, "loss_gradient", loss_gradient)
         train(config, run.workdir)
     return run
@@ -211,6 +212,8 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
     assert set(defaults) - set(changed) == {
         *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite"),
         *("model.representation", "data.pairs"),  # tests/pretrain/test_step.py
+        "train.least_steps",  # tests/pretrain/test_experiment.py
+        *("optimizer.schedule", "optimizer.decay_ratio"),  # tests/pretrain/test_optimizer.py
         "model.scale",  # tests/pretrain/test_scale.py
         "model.sizes",  # tests/pretrain/test_sizes.py
         # tests/pretrain/test_weak_decoder.py:

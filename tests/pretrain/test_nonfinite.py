@@ -10,6 +10,7 @@ import pytest
 
 from cocondenser_jax.corpus import batches
 from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.order import batch_document_ids
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
@@ -154,7 +155,7 @@ def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
         assert said.startswith("step 6 is not finite (")
         assert "loss nan" in said
         # 48 documents are three steps of 16: step 6 is the last of the second epoch.
-        ids = batches.batch_document_ids(store, spec, 5)
+        ids = batch_document_ids(store, spec, 5)
         assert f"; documents {', '.join(ids[:3])}, ...)" in said
         assert "saved as it was before that step" in said
         assert load_run(run)[2]["step"] == 5

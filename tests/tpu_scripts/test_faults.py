@@ -175,7 +175,7 @@ def test_a_store_that_the_bucket_lacks_is_named(cloud):
     set_up(cloud, PROGRAM)
     store = "--config.data.store=stores/wiki,stores/books"
     printed = cloud.run("pretrain", *FIRST, store, status=2, settings={"MAX_FAILURES": "1"})
-    assert "pretrain.sh: stores/books was not fetched" in printed
+    assert "pretrain.sh: gs://b/stores/books is not there" in printed
 
 
 @pytest.mark.parametrize(

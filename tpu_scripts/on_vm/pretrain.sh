@@ -33,7 +33,7 @@ require_room() {
     [[ $argument == --config.data.store=* ]] || continue
     while read -r folder; do
       [[ ! -d $folder ]] || continue
-      bytes=$(gcloud storage du --summarize "$bucket/$folder") || stop 1 "no answer about $bucket/$folder"
+      bytes=$(gcloud storage du --summarize "$bucket/$folder") || stop 1 "$bucket/$folder is not there, or the bucket did not answer"
       kib=$((kib + ${bytes%% *} / 1024))
     done < <(named_stores "${argument#*=}")
   done

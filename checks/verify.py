@@ -164,7 +164,8 @@ def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -
 
 def _as_exported(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields, with the files of a representation in its place: no folder has all."""
-    files = to_files(config.representation, config.hidden_size, config.max_length, {})
+    vectors = config.representation.as_exported
+    files = to_files(vectors, config.hidden_size, config.max_length, {})
     return {**config.to_dict(), "representation": files}
 
 

@@ -61,6 +61,11 @@ class Representation(NamedTuple):
         """Whether scores are cosines: inner products, as all are here, of vectors of length 1."""
         return self.normalized or self.similarity == "cosine"
 
+    @property
+    def as_exported(self) -> "Representation":
+        """These vectors as a trained model makes them: of length 1 where scores are cosines."""
+        return self._replace(normalized=self.is_cosine)
+
     def full_size(self, hidden_size: int) -> int:
         """Returns the dimensions of a vector before it is cut, of a network of a hidden size."""
         return self.dense[-1].out_features if self.dense else hidden_size

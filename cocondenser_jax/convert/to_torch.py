@@ -60,7 +60,8 @@ def export_folder(
     with new_folder(out) as folder:
         # The vector needs no pooler, and the folder has no weights for one.
         model_args = {"add_pooling_layer": False} if config.backbone.pooler else {}
-        files = to_files(config.representation, config.hidden_size, config.max_length, model_args)
+        vectors = config.representation.as_exported
+        files = to_files(vectors, config.hidden_size, config.max_length, model_args)
         files["config.json"] = _transformers_config(config)
         if config.n_head_layers:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}

@@ -138,7 +138,7 @@ def to_files(
       lowers_case: whether texts are lowered before the tokenizer reads them.
     """
     kinds = ["Transformer", "Pooling", *["Dense"] * len(representation.dense)]
-    if representation.is_cosine:
+    if representation.normalized:
         kinds.append("Normalize")
     paths = ["" if kind == "Transformer" else f"{i}_{kind}" for i, kind in enumerate(kinds)]
     pooling = {flag: representation.pooling == mode for flag, mode in _MODES.items()}

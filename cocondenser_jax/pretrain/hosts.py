@@ -73,8 +73,11 @@ def _end(error: Exception) -> NoReturn:
     At once: at a normal end JAX would wait for the other hosts, which wait for this one. Hosts that
     come to their first exchange more than 30 seconds apart get a deadline's error (JAX 0.10.2).
     """
-    if isinstance(error, jax.errors.JaxRuntimeError) and "DEADLINE_EXCEEDED" in str(error):
-        error = UserError(f"another host did not answer in time: {whole_message(error)}")
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        if "DEADLINE_EXCEEDED" in str(error):
+            error = UserError(f"another host did not answer in time: {whole_message(error)}")
+        elif "Gloo" in str(error):  # through which CPUs speak, where it is first to notice
+            error = UserError(f"another host was lost: {whole_message(error)}")
     if isinstance(error, (UserError, OSError)):
         print(f"cocondenser: {UserError(str(error))}", file=sys.stderr, flush=True)
         os._exit(2)

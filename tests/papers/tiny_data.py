@@ -119,8 +119,9 @@ def expected_pool(command):
     names = f"qrels.{split}.tsv", f"msmarco-doc{split}-qrels.tsv", f"qrels/{split}.tsv"
     qrels = next(data / name for name in names if (data / name).is_file())
     judged = [line.split() for line in qrels.read_text().splitlines()]
-    # Of 4 columns, or BEIR's 3. No query is a passage, though some are numbered alike.
-    return pool - {(words[0], words[-2]) for words in judged}
+    # Of 4 columns, or BEIR's 3.
+    relevant = {(words[0], words[-2]) for words in judged}
+    return {(query, passage) for query, passage in pool - relevant if query != passage}
 
 
 def _without_answers(command):

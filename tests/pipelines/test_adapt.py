@@ -361,10 +361,13 @@ def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_f
     published = publish(model_folder) / "published"
     assert library.similarity_fn_name == "cosine"
     assert_same_vectors(published, library)
-    assert open_model(published).representation == open_model(model_folder).representation
+    silent = open_model(model_folder).representation
+    assert open_model(published).representation == silent._replace(max_length=64)
 
 
-def test_the_scale_that_is_known_of_a_model_trains_it(model_folder, tmp_path, monkeypatch, words):
+def test_a_scale_that_is_given_trains_the_model_and_a_folders_name_says_none(
+    model_folder, tmp_path, monkeypatch, words
+):
     layers = [Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()]
     start = tmp_path / "e5-small-v2"
     SentenceTransformer(modules=layers).save_pretrained(str(start))
@@ -377,11 +380,11 @@ def test_the_scale_that_is_known_of_a_model_trains_it(model_folder, tmp_path, mo
         raise UserError("seen")
 
     monkeypatch.setattr(adapting, "pretrain_model", stop)
-    for name, flags in (("known", []), ("given", ["--config.model.scale=5"])):
+    for name, flags in (("silent", []), ("given", ["--config.model.scale=5"])):
         with pytest.raises(UserError, match="seen"):
             adapt(tmp_path / name, corpus, str(start), None, flags)
     # Of one sentence each; as long as the model reads.
-    assert seen == [(100.0, "crops", 64), (5.0, "crops", 64)]
+    assert seen == [(0.0, "crops", 64), (5.0, "crops", 64)]
 
 
 def test_a_cpu_takes_what_was_measured():

@@ -365,7 +365,7 @@ def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_f
     assert open_model(published).representation == silent._replace(max_length=64)
 
 
-def test_a_scale_that_is_given_trains_the_model_and_a_folders_name_says_none(
+def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
     model_folder, tmp_path, monkeypatch, words
 ):
     layers = [Transformer(str(model_folder)), Pooling(32, "mean"), Normalize()]

@@ -66,8 +66,9 @@ def measure(store: TokenStore, n_rounds: int = 5) -> dict[str, Any]:
 def collate_by_token(store: TokenStore, rng: random.Random, n_pairs: int) -> list[Any]:
     """Draws pairs of spans and masks them token by token."""
     rows = []
+    documents = np.flatnonzero(np.diff(store.first_span_D) > 1).tolist()
     for _ in range(n_pairs):
-        document = rng.randrange(store.n_documents)
+        document = rng.choice(documents)
         first, end = (int(x) for x in store.first_span_D[document : document + 2])
         for span in rng.sample(range(first, end), 2):
             ids_1xC, starts_1xC, n_tokens = store.read_spans(np.array([span]), LENGTH - 2)

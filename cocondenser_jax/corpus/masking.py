@@ -23,7 +23,7 @@ class MaskedSpans(NamedTuple):
 
 
 def mask_capacity(length: int, probability: float = MASK_PROBABILITY) -> int:
-    """Returns the slots for masked tokens in a span, with room for most last words."""
+    """Returns the slots for masked tokens in a span."""
     return math.ceil(length / 5) + math.ceil(length * (probability - MASK_PROBABILITY))
 
 
@@ -43,13 +43,12 @@ def mask_whole_words(
 ) -> MaskedSpans:
     """Masks `probability` of the tokens of each text, in whole words, 80/10/10.
 
-    Words are taken in random order while they fit the budget of `probability * n_tokens`. The word
-    at its border is masked with the probability that makes the expected number of masked tokens
-    equal to the budget, so short texts are not masked less than others. Words of many tokens are:
-    they meet the border more often, and one that ends past `capacity` is never masked. In the
-    quickstart's store words of one token are masked 15.2 % of the time, of two tokens 14.2 %, of
-    four 10.2 %, of eight or more never; in all, 14.95 % of the tokens. The tokens of a prompt are
-    never masked, and count for no budget.
+    Words are taken in random order until `probability * n_tokens` tokens are, a number that is
+    rounded at random to one of its neighbors, so short texts are not masked less than others. Of
+    the last word only as much is taken as still fits, its first tokens or its last. A token of a
+    short word is as likely as one of a long word to be masked; where one word alone is longer than
+    what is to be masked, its tokens are less likely to be, by half at most. The tokens of a prompt
+    are never masked, and count for no budget.
 
     Args:
       texts: N of C columns, with a token or more each; the first token starts a word.
@@ -69,24 +68,26 @@ def mask_whole_words(
     choice_Nx1, order_NxC, action_NxM, _ = np.split(
         draws_NxR, np.cumsum([1, content, capacity]), axis=1
     )
+    choice = _choose(choice_Nx1[:, 0], n_tokens_N)
 
     # One integer per token: the random rank of its word, where the word starts, where it is.
     is_start_NxC = texts.starts_NxL > 0
     start_NxC = np.maximum.accumulate(np.where(is_start_NxC, column_C, np.uint64(0)), axis=1)
     rank_NxC = np.take_along_axis(order_NxC, start_NxC.astype(np.int64), axis=1) >> np.uint64(33)
     rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # prompt and padding go last
-    packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C
+    # Words are read from their ends in some texts: the last one is cut at either side.
+    mirror_Nx1 = choice.mirror_N[:, None]
+    packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C ^ mirror_Nx1
     packed_NxC.sort(axis=1)
-    # The words that may be masked end within the first M columns; one more column shows which do.
-    # What goes last counts as a word, and so does the column after the content.
-    front_NxS = packed_NxC[:, : capacity + 1] >> np.uint64(16)
-    begins_NxS = np.ones((n_spans, capacity + 1), bool)
-    begins_NxS[:, 1:content] = front_NxS[:, 1:] != front_NxS[:, :-1]
 
-    n_masked_N = _count_masked(begins_NxS, n_tokens_N, choice_Nx1[:, 0] / 2.0**64, probability)
+    place_NxM = _first_places(packed_NxC >> np.uint64(16), n_tokens_N, choice)[:, None] + np.arange(
+        capacity
+    )
+    place_NxM %= np.maximum(n_tokens_N, 1)[:, None]
+    columns_NxM = np.take_along_axis(packed_NxC, place_NxM, axis=1) & np.uint64(0xFFFF) ^ mirror_Nx1
+    n_masked_N = np.floor(probability * n_tokens_N + choice.fraction_N)
     used_NxM = np.arange(capacity) < n_masked_N[:, None]
-    columns_NxM = (packed_NxC[:, :capacity] & np.uint64(0xFFFF)).astype(np.int64)
-    positions_NxM = np.where(used_NxM, columns_NxM, 0)
+    positions_NxM = np.where(used_NxM, columns_NxM, np.uint64(0)).astype(np.int64)
     labels_NxM = np.take_along_axis(ids_NxC, positions_NxM, axis=1)
 
     fraction_NxM = (action_NxM >> np.uint64(32)) / 2.0**32
@@ -107,20 +108,36 @@ def mask_whole_words(
     )
 
 
-def _count_masked(
-    begins_NxS: np.ndarray,
-    n_tokens_N: np.ndarray,
-    choice_N: np.ndarray,
-    probability: float | np.ndarray,
-) -> np.ndarray:
-    """Returns how many tokens to mask: whole words from the front, the budget in expectation."""
-    capacity = begins_NxS.shape[1] - 1
-    column_S = np.arange(capacity + 1)
-    budget_N = probability * n_tokens_N
-    # Masking so many tokens masks whole words only.
-    whole_NxS = begins_NxS & (column_S <= n_tokens_N[:, None])
-    within_NxS = column_S <= budget_N[:, None]
-    before_N = np.max(np.where(whole_NxS & within_NxS, column_S, 0), axis=1)
-    after_N = np.min(np.where(whole_NxS & ~within_NxS, column_S, capacity + 1), axis=1)
-    fraction_N = (budget_N - before_N) / np.maximum(after_N - before_N, 1)
-    return np.where((after_N <= capacity) & (choice_N < fraction_N), after_N, before_N)
+class _Choice(NamedTuple):
+    """What is drawn once for each of N texts."""
+
+    fraction_N: np.ndarray  # from 0 to 1: how the number of masked tokens is rounded
+    token_N: np.ndarray  # one of the text's, in the order of words
+    is_next_N: np.ndarray  # whether to begin with the word after that token's
+    mirror_N: np.ndarray  # all bits of a column, or 0
+
+
+def _choose(draw_N: np.ndarray, n_tokens_N: np.ndarray) -> _Choice:
+    """Takes what is drawn from one number of 64 bits."""
+    low_N = draw_N & np.uint64(0xFFFFFFFF)
+    return _Choice(
+        fraction_N=(draw_N >> np.uint64(34)) / 2.0**30,
+        token_N=(low_N * n_tokens_N.astype(np.uint64) >> np.uint64(32)).astype(np.int64),
+        is_next_N=(draw_N >> np.uint64(33) & np.uint64(1)).astype(bool),
+        mirror_N=(draw_N >> np.uint64(32) & np.uint64(1)) * np.uint64(0xFFFF),
+    )
+
+
+def _first_places(word_NxC: np.ndarray, n_tokens_N: np.ndarray, choice: _Choice) -> np.ndarray:
+    """Returns the place of the first masked token in the order of words, which is a circle.
+
+    Were it a random token's, each token were among the next n with the same probability, but two
+    words were cut. Beginning with a random word, long words would be cut more often than they are
+    begun with. The word of a random token, or, unless that is the word's first, the next one with
+    probability 1/2, is begun with at (length + 1) / 2 tokens of each word: with that, and with the
+    last word cut at either side, all tokens are again masked with the same probability.
+    """
+    same_NxC = word_NxC == np.take_along_axis(word_NxC, choice.token_N[:, None], axis=1)
+    begin_N = np.argmax(same_NxC, axis=1)
+    is_next_N = choice.is_next_N & (choice.token_N > begin_N)
+    return np.where(is_next_N, begin_N + np.count_nonzero(same_NxC, axis=1), begin_N)

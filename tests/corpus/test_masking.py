@@ -54,8 +54,16 @@ def test_masks_whole_words_inside_the_span_and_nothing_else(n_spans, length, wor
         chosen = spans.positions_NxM[n][used].tolist()
         assert len(set(chosen)) == len(chosen)
         assert all(position < n_tokens[n] for position in chosen)
-        for word in words(word_start[n], n_tokens[n]):
-            assert word <= set(chosen) or not word & set(chosen)
+        cut = [
+            word
+            for word in words(word_start[n], n_tokens[n])
+            if not word <= set(chosen) and word & set(chosen)
+        ]
+        assert len(cut) <= 1
+        for word in cut:  # its first tokens, or its last
+            part = sorted(word & set(chosen))
+            assert part == list(range(part[0], part[-1] + 1))
+            assert part[0] == min(word) or part[-1] == max(word)
         np.testing.assert_array_equal(spans.labels_NxM[n][used], ids[n][chosen])
         untouched = np.setdiff1d(np.arange(ids.shape[1]), chosen)
         np.testing.assert_array_equal(spans.ids_NxC[n][untouched], ids[n][untouched])
@@ -67,19 +75,19 @@ def mask_slowly(ids, word_start, draws, capacity):
     """The definition of the masking, one token at a time; returns positions and ids."""
     length = len(ids)
     choice, order, action = draws[0], draws[1:-capacity], draws[-capacity:]
-    spans = sorted(map(sorted, words(np.array(word_start), length)))
-    spans.sort(key=lambda word: (order[word[0]] >> 33, word[0]))
-    budget = 0.15 * length
-    positions = []
-    for word in spans:
-        after = len(positions) + len(word)
-        if after <= budget:
-            positions += word
-            continue
-        share = (budget - len(positions)) / len(word)
-        if after <= capacity and choice / 2**64 < share:
-            positions += word
-        break
+    in_order = sorted(map(sorted, words(np.array(word_start), length)))
+    in_order.sort(key=lambda word: (order[word[0]] >> 33, word[0]))
+    if choice >> 32 & 1:
+        in_order = [word[::-1] for word in in_order]
+    drawn = (choice & 0xFFFFFFFF) * length >> 32
+    first = 0  # the word of the token that was drawn
+    while drawn >= len(in_order[first]):
+        drawn -= len(in_order[first])
+        first += 1
+    if drawn and choice >> 33 & 1:
+        first += 1
+    n_masked = int(0.15 * length + (choice >> 34) / 2**30)
+    positions = [p for word in in_order[first:] + in_order[:first] for p in word][:n_masked]
     shown = list(ids)
     for position, draw in zip(positions, action, strict=False):
         share = (draw >> 32) / 2**32
@@ -113,10 +121,13 @@ def test_is_what_a_slow_masker_does(length, word_share, seed):
 
 
 @pytest.mark.parametrize("length", [16, 32, 128])
-@pytest.mark.parametrize("word_share", [0.6, 1.0])
+@pytest.mark.parametrize("word_share", [0.02, 0.2, 0.6, 1.0])
 def test_masks_fifteen_percent_of_the_tokens(length, word_share):
-    spans, _, _, n_tokens = masked(6000, length, word_share, seed=1)
-    assert spans.weights_NxM.sum() / n_tokens.sum() == pytest.approx(0.15, abs=0.005)
+    spans, _, _, n_tokens = masked(20000, length, word_share, seed=1)
+    assert spans.weights_NxM.sum() / n_tokens.sum() == pytest.approx(0.15, abs=0.002)
+    # Of each text, to one token.
+    n_masked = spans.weights_NxM.sum(axis=1)
+    assert np.all(abs(n_masked - 0.15 * n_tokens) < 1)
 
 
 def test_short_spans_are_masked_as_much_as_long_ones():
@@ -137,17 +148,32 @@ def test_replaces_eighty_ten_ten():
     assert other.mean() == pytest.approx(ORDINARY.mean(), rel=0.03)
 
 
-def test_every_word_is_masked_equally_often():
-    n_spans = 20000
+@pytest.mark.parametrize(("probability", "n_spans"), [(0.15, 60_000), (0.5, 20_000)])
+def test_tokens_of_short_and_long_words_are_masked_equally_often(probability, n_spans):
+    lengths = [1, 8, 1, 2, 12, 1, 1, 5, 3, 1, 4, 1, 1, 2, 6, 1, 1, 16, 1, 3, 1, 1, 1, 10, 2]
     rng = np.random.default_rng(5)
-    word_start = np.tile(np.array([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1], bool), (n_spans, 1))
-    ids = np.tile(np.arange(14, dtype=np.int32) + FIRST_ORDINARY, (n_spans, 1))
-    draws = rng.integers(0, 2**64, (n_spans, draws_per_span(14, 4)), np.uint64)
-    texts = Texts(ids, word_start.astype(np.uint8), np.full(n_spans, 14))
-    spans = mask_whole_words(texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=4)
-    chosen = np.zeros(14)
+    starts = np.array([i == 0 for length in lengths for i in range(length)], np.uint8)
+    content, capacity = len(starts), 48
+    ids = np.zeros((n_spans, content), np.int32) + FIRST_ORDINARY
+    draws = rng.integers(0, 2**64, (n_spans, draws_per_span(content, capacity)), np.uint64)
+    texts = Texts(ids, np.tile(starts, (n_spans, 1)), np.full(n_spans, content))
+    spans = mask_whole_words(
+        texts,
+        draws,
+        mask_id=MASK,
+        ordinary_ids=ORDINARY,
+        capacity=capacity,
+        probability=probability,
+    )
+    chosen = np.zeros(content)
     np.add.at(chosen, spans.positions_NxM[spans.weights_NxM > 0], 1)
     shares = chosen / n_spans
-    single = [i for i, word in enumerate(words(word_start[0], 14)) if len(word) == 1]
-    first_of = [min(words(word_start[0], 14)[i]) for i in single]
-    np.testing.assert_allclose(shares[first_of], shares[first_of].mean(), atol=0.01)
+    in_word = np.cumsum(starts) - 1
+    # What is masked, 13 tokens or 43, is longer than all words but one.
+    for word, length in enumerate(lengths):
+        if length < 0.15 * content:
+            error = 5 * np.sqrt(0.15 * 0.85 / n_spans)
+            assert shares[in_word == word].mean() == pytest.approx(probability, abs=error + 0.002)
+            np.testing.assert_allclose(shares[in_word == word], probability, atol=error + 0.004)
+        else:
+            assert shares[in_word == word].mean() > 0.85 * probability

@@ -175,13 +175,17 @@ def _side(
 
 
 def exactness(scale: Scale, _: str) -> Iterator[Row]:
-    """Compares the gradient of two passes with that of one, in float32."""
+    """Compares the gradient of two passes, and of XLA's attention, with that of one pass."""
     size = scale.size._replace(documents=scale.exact_documents)
-    yield _row("exactness", "float32", 1, "relative error", alone(gradient_error, size))
+    for setting, changes in (
+        ("float32, chunks", {"chunk_size": size.documents // 2}),
+        ("float32, attention by XLA", {"attention": "xla"}),
+    ):
+        yield _row("exactness", setting, 1, "relative error", alone(gradient_error, size, changes))
 
 
-def gradient_error(size: Size) -> float:
-    """Returns |g - g'| / |g'| of the gradients by four chunks and by one."""
+def gradient_error(size: Size, changes: dict[str, Any]) -> float:
+    """Returns |g - g'| / |g'| of the gradients with changed settings and by one pass."""
     import jax
     import optax
 
@@ -198,9 +202,8 @@ def gradient_error(size: Size) -> float:
         config, params = load_folder(folder, skip_from=size.layers // 2)
         batch = Batch(**np.load(Path(folder) / "batch.npz"))
     whole = LossSettings(dtype="float32")
-    chunked = whole._replace(chunk_size=size.documents // 2)
     _, expected = batch_gradient(config, whole, params, batch)
-    _, gradient = batch_gradient(config, chunked, params, batch)
+    _, gradient = batch_gradient(config, whole._replace(**changes), params, batch)
     difference = jax.tree.map(lambda a, b: a - b, gradient, expected)
     return float(optax.tree.norm(difference) / optax.tree.norm(expected))
 

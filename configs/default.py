@@ -129,6 +129,13 @@ SETTINGS = {
     "train.chunk_size": Setting(
         64, Interval(0), "spans", "per forward pass on a device; 0: the whole batch at once"
     ),
+    "train.attention": Setting(
+        "auto",
+        ("auto", "xla", "kernel"),
+        "",
+        "what computes it; auto: a kernel, where NVIDIA GPUs since Ampere and TPUs since v4 have"
+        " one for the network and the length",
+    ),
     "train.skip_nonfinite": Setting(
         0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
     ),

@@ -52,6 +52,15 @@ def site_of_decoder(config: ModelConfig) -> int:
     return site_of_head(config, config.n_head_layers)
 
 
+def whole_layers(config: ModelConfig) -> list[str]:
+    """Returns the names of the layers that always compute all rows of a span."""
+    n_layers = config.num_hidden_layers
+    is_read_whole = config.representation.pooling == "mean" or config.skip_from == n_layers
+    n_whole = n_layers if is_read_whole else n_layers - 1
+    layers = [f"layers_{i}" for i in range(n_whole)]
+    return layers + [f"head_{i}" for i in range(config.n_head_layers - 1)]
+
+
 class CondenserOutput(NamedTuple):
     """The outputs of one forward pass over B spans with M masked positions each."""
 
@@ -72,15 +81,21 @@ class Condenser(nn.Module):
 
     config: ModelConfig
     dtype: jnp.dtype = jnp.dtype("float32")
+    attention: str = "xla"  #: of the layers that compute all rows, see `TransformerLayer`
 
     def setup(self) -> None:
         """Creates the modules; their names are the parameter names of a checkpoint."""
         config = self.config
         dtype = self.dtype
         self.embeddings = Embeddings(config, dtype)
-        numbers = range(config.num_hidden_layers)
-        self.layers = [TransformerLayer(config, dtype, number) for number in numbers]
-        self.head = [TransformerLayer(config, dtype) for _ in range(config.n_head_layers)]
+        whole = whole_layers(config)
+
+        def layer(name: str, number: int | None = None) -> TransformerLayer:
+            attention = self.attention if name in whole else "xla"
+            return TransformerLayer(config, dtype, number, attention)
+
+        self.layers = [layer(f"layers_{i}", i) for i in range(config.num_hidden_layers)]
+        self.head = [layer(f"head_{i}") for i in range(config.n_head_layers)]
         if config.backbone.relative_bias:
             self.relative_bias = RelativeBias(config)
         if config.backbone.final_norm:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 from cocondenser_jax.model.attention import attend, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
+from cocondenser_jax.model.kernels import attend_jointly
 from cocondenser_jax.model.products import float32_product
 
 _FARTHEST = 128  # tokens: from there on all distances share a bucket of the relative bias
@@ -167,17 +168,26 @@ class RelativeBias(nn.Module):
         return rows_NxS.reshape(n_heads, length, 2 * length - 1)[:, :, :length]
 
 
+def joined_shapes(size: int) -> dict[str, jax.Array]:
+    """Returns zeros for what a kernel's layer has in place of `query`, `key` and `value`."""
+    return {"kernel": jnp.zeros((size, 3 * size)), "bias": jnp.zeros(3 * size)}
+
+
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual sum and LayerNorm.
 
     `number` is that of a layer of the backbone, from 0, and None in the head. In families with
     local attention, it decides whether the layer is local. Where LayerNorm comes first, layer 0 has
     none before its attention: the embeddings have just been normalized.
+
+    `attention` says what computes it: `xla`, or the kernel of a `gpu` or a `tpu`, for all rows. The
+    kernel's layer has one matrix for queries, keys and values, see `layout.lay_out`.
     """
 
     config: ModelConfig
     dtype: jnp.dtype
     number: int | None = None
+    attention: str = "xla"
 
     @nn.compact
     def __call__(
@@ -207,20 +217,25 @@ class TransformerLayer(nn.Module):
         read_BxLxD = hidden_BxLxD
         if config.backbone.norm_first and self.number != 0:
             read_BxLxD = norm("attention_norm")(read_BxLxD)
-        read_BxQxD = take_rows(read_BxLxD, rows_BxQ)
-        bias_BxNxQxL = None
-        if bias_NxLxL is not None:
-            bias_BxNxQxL = bias_NxLxL[None]
-            if rows_BxQ is not None:
-                bias_BxNxQxL = jnp.swapaxes(bias_NxLxL[:, rows_BxQ], 0, 1)
-        attended_BxQxD = self._attend(
-            read_BxQxD,
-            read_BxLxD,
-            numbers_BxQ,
-            attention_mask_BxL,
-            fold_in(seeds_B, 0),
-            bias_BxNxQxL,
-        )
+        if self.attention != "xla":
+            assert rows_BxQ is None
+            attended_BxQxD = self._attend_jointly(
+                read_BxLxD, attention_mask_BxL, fold_in(seeds_B, 0)
+            )
+        else:
+            bias_BxNxQxL = None
+            if bias_NxLxL is not None:
+                bias_BxNxQxL = bias_NxLxL[None]
+                if rows_BxQ is not None:
+                    bias_BxNxQxL = jnp.swapaxes(bias_NxLxL[:, rows_BxQ], 0, 1)
+            attended_BxQxD = self._attend(
+                take_rows(read_BxLxD, rows_BxQ),
+                read_BxLxD,
+                numbers_BxQ,
+                attention_mask_BxL,
+                fold_in(seeds_B, 0),
+                bias_BxNxQxL,
+            )
         attended_BxQxD = take_rows(hidden_BxLxD, rows_BxQ) + drop(attended_BxQxD, 1)
         if config.backbone.norm_first:
             inner_BxQxD = self._feed_forward(norm("mlp_norm")(attended_BxQxD))
@@ -278,6 +293,27 @@ class TransformerLayer(nn.Module):
         )
         context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
         return nn.Einsum(square, "bes,ed->bsd", name="output", **options)(context_BxDxQ)
+
+    def _attend_jointly(
+        self,
+        read_BxLxD: Float[Array, "B L D"],
+        attention_mask_BxL: Shaped[Input, "B L"],
+        seeds_B: UInt32[Input, " B"] | None,
+    ) -> Float[Array, "B L D"]:
+        """Returns `attended_BxLxD` as `_attend`, by a kernel, of one product of all three maps."""
+        config = self.config
+        size = config.hidden_size
+        joined = self.param("joined", lambda _: joined_shapes(size))
+        product_BxLx3D = jnp.einsum("bld,de->ble", read_BxLxD, joined["kernel"].astype(self.dtype))
+        context_BxLxD = attend_jointly(
+            product_BxLx3D,
+            joined["bias"],
+            attention_mask_BxL,
+            head_seeds(seeds_B, config.num_attention_heads),
+            (config.num_attention_heads, config.attention_probs_dropout_prob),
+            self.attention,
+        )
+        return dense(config, size, self.dtype, "output")(context_BxLxD)
 
     def _feed_forward(self, hidden_BxQxD: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         """Returns `out_BxQxD`."""

@@ -42,6 +42,7 @@ class Launch(NamedTuple):
     name: str  # the place in the Python program, as JAX names it
     arrays: list[tuple[str, tuple[int, ...]]]  # dtype and shape of what it writes
     times: int  # a step
+    reads: tuple[tuple[str, tuple[int, ...]], ...] = ()  # each array once
 
 
 class Launches(NamedTuple):
@@ -52,6 +53,7 @@ class Launches(NamedTuple):
 
 
 class _Instruction(NamedTuple):
+    name: str
     result: str
     operation: str
     line: str
@@ -94,6 +96,7 @@ def find_launches(compiled_text: str) -> Launches:
     @functools.cache
     def launches(name: str) -> list[Launch]:
         found = []
+        results = {each.name: each.result for each in computations[name]}
         for instruction in computations[name]:
             inner = [launches(called) for called in _called(instruction)]
             if inner:
@@ -101,7 +104,7 @@ def find_launches(compiled_text: str) -> Launches:
                 chosen = max(inner, key=written_bytes)
                 found += [launch._replace(times=times * launch.times) for launch in chosen]
             elif instruction.operation not in _NO_LAUNCH:
-                found.append(_launch(instruction))
+                found.append(_launch(instruction, results))
         return found
 
     loops = [x for x in computations[""] if x.operation == "while"]
@@ -113,6 +116,12 @@ def written_bytes(launches: list[Launch]) -> int:
     return sum(n_bytes(*array) * launch.times for launch in launches for array in launch.arrays)
 
 
+def moved_bytes(launches: list[Launch]) -> int:
+    """Returns the bytes that launches read and write, if each reads whole arrays."""
+    read = sum(n_bytes(*array) * launch.times for launch in launches for array in launch.reads)
+    return read + written_bytes(launches)
+
+
 def n_launches(launches: list[Launch]) -> int:
     """Counts launches as often as they happen."""
     return sum(launch.times for launch in launches)
@@ -121,13 +130,13 @@ def n_launches(launches: list[Launch]) -> int:
 def _read_computations(compiled_text: str) -> dict[str, list[_Instruction]]:
     """Returns the instructions of each computation by its name, the program's by an empty one."""
     computations: dict[str, list[_Instruction]] = {}
-    pattern = re.compile(r"\s+(?:ROOT )?%\S+ = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
+    pattern = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
     instructions: list[_Instruction] = []
     for line in compiled_text.splitlines():
         if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
             instructions = computations["" if header[1] else header[2]] = []
         elif match := pattern.match(line):
-            instructions.append(_Instruction(match[1], match[2], line))
+            instructions.append(_Instruction(match[1], match[2], match[3], line))
     return computations
 
 
@@ -146,13 +155,17 @@ def _trip_count(instruction: _Instruction) -> int:
     return int(known[1]) if known else 1
 
 
-def _launch(instruction: _Instruction) -> Launch:
+def _launch(instruction: _Instruction, results: dict[str, str]) -> Launch:
+    """Describes a launch; `results` are those of all instructions of its computation."""
     name = re.search(r'op_name="([^"]*)"', instruction.line)
     kind = instruction.operation.removesuffix("-start")
     arrays = arrays_of(instruction.result)
+    operands = instruction.line.partition(f" {instruction.operation}(")[2].partition("), ")[0]
+    read = {each: results.get(each, "") for each in re.findall(r"%([\w.\-]+)", operands)}
+    reads = tuple(array for result in read.values() for array in arrays_of(result))
     if kind == "custom-call" and "cublas" in instruction.line:
         kind = "cuBLAS"
         arrays = [array for array in arrays if array[0] != "s8"]  # its workspace
-    elif kind == "fusion" and '"kind":"__triton"' in instruction.line:
+    elif '"kind":"__triton"' in instruction.line or "__gpu$xla.gpu.triton" in instruction.line:
         kind = "Triton"
-    return Launch(kind, name[1] if name else "", arrays, times=1)
+    return Launch(kind, name[1] if name else "", arrays, times=1, reads=reads)

@@ -25,7 +25,7 @@ from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.plan.compiled import collectives, find_launches, n_launches
 from cocondenser_jax.plan.machines import find_machine, no_compiler
 from cocondenser_jax.pretrain.accelerators import DeviceLimits, model_flops
-from cocondenser_jax.pretrain.devices import compile_step
+from cocondenser_jax.pretrain.devices import choose_layout, compile_step
 from cocondenser_jax.pretrain.experiment import (
     Experiment,
     new_network,
@@ -77,6 +77,7 @@ def plan_step(
     devices = machine.devices
     check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
     n_spans = spec.n_rows // len(devices)
+    layout = choose_layout(model_config, settings.loss, spec.length, devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
@@ -89,6 +90,7 @@ def plan_step(
         "hosts": len({device.process_index for device in devices}),
         "spans per device": n_spans,
         "chunk size": chunk_size,
+        "attention": layout.attention,
         "model GFLOP per span": work.model_flops / 1e9,
         "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,

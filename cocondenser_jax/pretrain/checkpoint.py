@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +46,7 @@ LIBRARIES = ("jax", "flax", "optax", "grain", "numpy")
 # What may differ when a run resumes: it changes how the run is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
+    "config.train.attention",
     "config.train.skip_nonfinite",
     "config.checkpoint",
     "config.log_every",
@@ -54,6 +56,7 @@ FREE_SETTINGS = (
     "steps",  # follows from others
     "data.source",
     "data.stores",
+    "computed",
     "versions",
 )
 # Free once there is a checkpoint: what is only read before the first step.
@@ -83,10 +86,12 @@ def open_run(
     model_config: ModelConfig,
     store: TokenStore,
     probe_data: Mapping[str, str],
+    computed: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Creates the run folder, or checks that the one there belongs to this experiment.
 
-    `probe_data` is what its probes read, as checksums by name.
+    `probe_data` is what its probes read, as checksums by name, and `computed` how the devices
+    compute it, which another process may do otherwise.
     """
     run = {
         "config": experiment.settings,
@@ -102,6 +107,7 @@ def open_run(
         },
         "steps": experiment.n_steps,
         "probe_data": dict(probe_data),
+        "computed": dict(computed),
         "versions": {
             "cocondenser_jax": __version__,  # a clone that was not installed has no metadata
             **{name: importlib.metadata.version(name) for name in LIBRARIES},

@@ -7,7 +7,7 @@ has a part of the one and a copy of the other is not seen outside.
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -18,6 +18,7 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.layout import Layout, lay_out, why_no_kernel
 from cocondenser_jax.pretrain.step import (
     AXIS,
     LossSettings,
@@ -78,6 +79,55 @@ def count_devices() -> int:
     return jax.device_count()
 
 
+def choose_layout(
+    model_config: ModelConfig, settings: LossSettings, length: int, devices: Sequence[Any]
+) -> Layout:
+    """Returns how devices have the parameters in a step on spans of up to `length` tokens.
+
+    A CPU has them as a checkpoint does.
+
+    Raises:
+      UserError: where the settings ask for a kernel of attention, and there is none.
+    """
+    platform = {"cuda": "gpu"}.get(devices[0].platform, devices[0].platform)
+    reason = why_no_kernel(model_config, platform if _has_kernels(devices[0]) else "", length)
+    if settings.attention == "kernel" and reason:
+        raise UserError(f"config.train.attention is 'kernel': {reason}; expected auto or xla")
+    return Layout(
+        attention="xla" if reason or settings.attention == "xla" else platform,
+        # cuBLAS is slow at an odd number of columns.
+        vocabulary=64 if platform == "gpu" else 1,
+        rounds_once=platform != "cpu" and settings.dtype != "float32",
+    )
+
+
+def _has_kernels(device: Any) -> bool:
+    """Whether Triton or Mosaic compiles our kernels for a device, in bfloat16 too."""
+    if device.device_kind.startswith("NVIDIA"):
+        return tuple(map(int, device.compute_capability.split("."))) >= (8, 0)  # since Ampere
+    return device.platform == "tpu" and device.device_kind not in ("TPU v2", "TPU v3")
+
+
+def _in_layout(
+    model_config: ModelConfig, settings: LossSettings, batch: Batch, devices: Sequence[Any] | None
+) -> LossSettings:
+    length = batch.input_ids_SxL.shape[-1]
+    chosen = choose_layout(model_config, settings, length, devices or jax.local_devices())
+    return settings._replace(layout=chosen)
+
+
+def _step(
+    model_config: ModelConfig, settings: StepSettings, devices: Sequence[Any] | None
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns a device's step, with the parameters as the devices have them."""
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        loss = _in_layout(model_config, settings.loss, batch, devices)
+        return train_step(model_config, settings._replace(loss=loss), state, batch)
+
+    return step
+
+
 def mapped_step(
     model_config: ModelConfig, settings: StepSettings, devices: list[jax.Device] | None = None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
@@ -87,8 +137,7 @@ def mapped_step(
     The state is donated: the one passed in must not be used again. Nothing waits for the devices
     until a value of what it returns is read.
     """
-    step = functools.partial(train_step, model_config, settings)
-    mapped = _pmap(step, devices, donate=True)
+    mapped = _pmap(_step(model_config, settings, devices), devices, donate=True)
     n_devices = len(devices) if devices else jax.local_device_count()
 
     def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -151,14 +200,18 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
 
 @functools.lru_cache(maxsize=8)  # else both towers of a shape would be compiled
 def _mapped_encoder(model_config: ModelConfig, dtype: str) -> Any:
-    network = Condenser(model_config, jnp.dtype(dtype))
+    devices = jax.local_devices()
 
     def encode_rows(params: Any, texts: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
         ids_BxL, mask_BxL, prompt_lengths_B = texts
         inputs = ids_BxL, mask_BxL, None, prompt_lengths_B
-        return network.apply({"params": params}, *inputs, method="encode")
+        layout = choose_layout(model_config, LossSettings(dtype=dtype), ids_BxL.shape[1], devices)
+        layout = layout._replace(vocabulary=1)  # no words are predicted
+        network = Condenser(model_config, jnp.dtype(dtype), layout.attention)
+        laid = lay_out(model_config, layout, params)
+        return network.apply({"params": laid}, *inputs, method="encode")
 
-    return _pmap(encode_rows, jax.local_devices(), out_axes=0)
+    return _pmap(encode_rows, devices, out_axes=0)
 
 
 def replicate(state: Tree, devices: list[jax.Device] | None = None) -> Tree:
@@ -187,7 +240,7 @@ def compile_step(
     zeros = Batch.zeros(spec.n_rows, spec.length, spec.n_slots)
     batch = jax.eval_shape(functools.partial(split_rows, n_parts=len(devices)), zeros)
     state = state_shapes(model_config, settings)
-    step = functools.partial(train_step, model_config, settings)
+    step = _step(model_config, settings, devices)
     return _pmap(step, devices, donate=True).lower(state, batch).compile(options)
 
 
@@ -221,7 +274,8 @@ def _mapped_gradient(model_config: ModelConfig, settings: LossSettings) -> Any:
 
     def gradient(params: Any, batch: Batch) -> tuple[Metrics, Any]:
         step = jnp.int32(0)
-        return loss_and_gradient(model_config, settings, params, memory, step, batch)[:2]
+        chosen = _in_layout(model_config, settings, batch, None)
+        return loss_and_gradient(model_config, chosen, params, memory, step, batch)[:2]
 
     return _pmap(gradient, jax.local_devices()[:1])
 

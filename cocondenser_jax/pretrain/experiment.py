@@ -93,6 +93,7 @@ def resolve_without_store(
         mlm_reduction=train.mlm_reduction,
         chunk_size=train.chunk_size,
         dtype=train.dtype,
+        attention=train.attention,
     )
     return Experiment(
         warm_start=config.warm_start,

@@ -25,6 +25,7 @@ from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
 from cocondenser_jax.pretrain.checkpoint import ProbeValues
 from cocondenser_jax.pretrain.devices import (
     all_devices,
+    choose_layout,
     count_devices,
     mapped_step,
     replicate,
@@ -115,7 +116,8 @@ def _train(
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probes(experiment, store, model_config, probes)
         if hosts.is_first():
-            checkpoint.open_run(workdir, experiment, model_config, store, probe_data)
+            computed = _computed(experiment, model_config)
+            checkpoint.open_run(workdir, experiment, model_config, store, probe_data, computed)
         state = _open_state(experiment, workdir, model_config, params)
         del params  # else the first device would hold what the run started from
         first_step = int(state.step)
@@ -174,12 +176,22 @@ def _model_and_params(
     }
     model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
-    chunk_size = experiment.step.loss.chunk_size
-    check_batch(experiment.batches, chunk_size, model_config.longest_text, count_devices())
+    loss = experiment.step.loss
+    check_batch(experiment.batches, loss.chunk_size, model_config.longest_text, count_devices())
+    choose_layout(model_config, loss, experiment.batches.length, all_devices())
     spec = reading_as(experiment, model_config.representation).batches
     require_room(spec, store.tokenizer)
     require_examples(store, spec, hosts.count())
     return model_config, params
+
+
+def _computed(experiment: Experiment, model_config: ModelConfig) -> dict[str, Any]:
+    """Returns how the devices compute the steps, as far as they decide it."""
+    loss, length = experiment.step.loss, experiment.batches.length
+    return {
+        "devices": count_devices(),
+        "attention": choose_layout(model_config, loss, length, all_devices()).attention,
+    }
 
 
 def _open_state(

@@ -18,6 +18,13 @@ from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import fold_in
+from cocondenser_jax.model.layout import (
+    Layout,
+    laid_out,
+    lay_out,
+    round_maps,
+    with_rounded,
+)
 from cocondenser_jax.model.vectors import cut
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
 from cocondenser_jax.pretrain.objectives import OBJECTIVES, Memory, Objective, masked_lm_sum
@@ -42,6 +49,8 @@ class LossSettings(NamedTuple):
     mlm_reduction: str = "token_mean"  #: or "span_sum"
     chunk_size: int = 0  #: spans; 0 for all that a device has
     dtype: str = "float32"
+    attention: str = "auto"  #: or "xla", "kernel"
+    layout: Layout = Layout()  #: of the parameters; `devices.py` chooses it
 
 
 class StepSettings(NamedTuple):
@@ -131,7 +140,9 @@ def loss_and_gradient(
     seeds the dropout.
     """
     objective: Objective = lookup(OBJECTIVES, settings.objective, "objective")
-    model = Condenser(model_config, jnp.dtype(settings.dtype))
+    layout = settings.layout
+    network = laid_out(model_config, layout)
+    model = Condenser(network, jnp.dtype(settings.dtype), layout.attention)
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
     n_masked = _count_masked(objective, batch)
@@ -172,14 +183,21 @@ def loss_and_gradient(
     seeds_S = _dropout_seeds(model_config, settings.seed, step, n_local)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
     fractions = LENGTH_FRACTIONS if objective.predicts_tokens else ENCODER_LENGTH_FRACTIONS
+    laid, pull_back = jax.vjp(functools.partial(lay_out, model_config, layout), params)
+    forward = _make_forward(objective, model, weigh)
+    encode: Callable[[Any, Any], Any] = functools.partial(_encode, model)
+    if layout.rounds_once:
+        rounded = round_maps(laid, settings.dtype)
+        forward, encode = _reading(forward, rounded), _reading(encode, rounded)
     contrastive_loss, remembered, sums, grads = loss_gradient(
-        params,
+        laid,
         split_rows(in_order, n_local // (settings.chunk_size or n_local)),
-        forward=_make_forward(objective, model, weigh),
-        encode=functools.partial(_encode, model),
+        forward=forward,
+        encode=encode,
         contrast=contrast if objective.contrast else None,
         on_chunk=functools.partial(at_shortest_length, fractions=fractions),
     )
+    (grads,) = pull_back(grads)
     # Every device holds its own terms of sums over the global batch: add them once. XLA would copy
     # the sums of a single device.
     if jax.lax.axis_size(AXIS) > 1:
@@ -224,6 +242,14 @@ def _dropout_seeds(
         return None
     spans_S = jax.lax.axis_index(AXIS) * n_local + jnp.arange(n_local)
     return fold_in(fold_in(jnp.uint32(seed), step), spans_S)
+
+
+def _reading(function: Callable[[Any, Any], Any], rounded: Any) -> Callable[[Any, Any], Any]:
+    """Returns a function of parameters and a chunk that reads linear maps as they were rounded.
+
+    XLA would not move the rounding out of the branches for a chunk's length.
+    """
+    return lambda params, chunk: function(with_rounded(params, rounded), chunk)
 
 
 def _encode(model: Condenser, params: Any, chunk: tuple) -> Float[Array, "B D"]:

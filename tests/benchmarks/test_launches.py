@@ -1,8 +1,11 @@
 """What benchmarks/launches.py says of a compiled step."""
 
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +38,102 @@ def clean(**more):
     """Returns an environment in which XLA's optimizations are not turned off."""
     others = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     return others | more
+
+
+def printed_by(*arguments):
+    """Returns the lines that the program prints for one H100."""
+    pytest.importorskip("jax_plugins.xla_cuda13")
+    command = [sys.executable, "-m", "benchmarks.launches", "--topology=h100-1", *arguments]
+    return subprocess.check_output(command, env=clean(), text=True).splitlines()
+
+
+# By XLA alone it is 75 and 81 launches, 4,447 and 4,573 MB.
+@pytest.mark.parametrize(
+    ("rate", "most_launches", "most_megabytes"), [(0.0, 47, 2_670), (0.1, 49, 2_720)]
+)
+def test_a_layer_of_bert_base_stays_within_its_budget(rate, most_launches, most_megabytes):
+    """Of 128 spans, with its gradient."""
+    model = {"num_hidden_layers": 2, "skip_from": 1}
+    model |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), rate)
+    overrides = [f"--config.model.{name}={value}" for name, value in model.items()]
+    lines = printed_by("--layer", "--config.train.chunk_size=128", *overrides)
+    words = {line.split()[0]: line.replace(",", "").split() for line in lines}
+    assert int(words["gpu:"][1]) <= most_launches
+    assert int(words["gpu:"][3]) <= most_megabytes
+    assert int(words["xla:"][3]) > 1.5 * most_megabytes  # else nothing is counted
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(os.environ.get("PLAN_GPU") != "all", reason="make plan-gpu: BERT-base")
+def test_the_papers_step_stays_within_its_budget():
+    """Chunks of 64, with dropout: launches a step, and gigabytes written a span."""
+    lines = printed_by("--config=configs/cocondenser.py", "--config.train.steps=12552")
+    kinds = [line for line in lines if "chunk" not in line]
+    passes = [line.partition(" launches, ")[2] for line in lines if "chunk" in line]
+    n_launches = sum(int(line.rpartition(": ")[2].replace(",", "")) for line in kinds)
+    written = sum(float(each.split()[0]) for each in passes)
+    assert n_launches <= 72_000
+    assert written / 64 <= 0.165
+
+
+KERNEL = """
+import jax, jax.numpy as jnp
+from cocondenser_jax.model.kernels import attend_jointly
+from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
+prepare_to_plan()
+machine = find_machine("{machine}")
+place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+def both(product, bias, mask, seeds, cotangent):
+    attend = lambda product, bias: attend_jointly(
+        product, bias, mask, seeds, (12, 0.1), "{platform}")
+    context, pull_back = jax.vjp(attend, product, bias)
+    return context, pull_back(cotangent)
+shape = jax.ShapeDtypeStruct
+arrays = (shape((8, {length}, 2304), jnp.bfloat16), shape((2304,), jnp.float32),
+          shape((8, {length}), bool), shape((8, 12), jnp.uint32),
+          shape((8, {length}, 768), jnp.bfloat16))
+mapped = jax.jit(both, in_shardings=place, out_shardings=place)
+mapped.lower(*arrays).compile(machine.options)
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "length"),
+    [
+        ("h100-1", 112),
+        ("a100-80gb-1", 128),
+        ("l4-1", 128),
+        ("rtx4090-1", 128),
+        ("v4-8", 128),
+        ("v5e-8", 112),
+        ("v6e-8", 512),
+    ],
+)
+def test_attentions_kernels_are_compiled_for_machines_that_are_not_here(machine, length):
+    is_tpu = machine.startswith("v")
+    pytest.importorskip("libtpu" if is_tpu else "jax_plugins.xla_cuda13")
+    program = KERNEL.format(machine=machine, platform="tpu" if is_tpu else "gpu", length=length)
+    subprocess.run([sys.executable, "-c", program], env=clean(), check=True, capture_output=True)
+
+
+def test_attentions_kernels_keep_their_numbers_in_registers(tmp_path):
+    """On an H100, as NVIDIA's assembler says: bytes that spill from registers to memory."""
+    pytest.importorskip("jax_plugins.xla_cuda13")
+    (assembler,) = Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/ptxas")
+    program = KERNEL.format(machine="h100-1", platform="gpu", length=128)
+    environment = clean(XLA_FLAGS=f"--xla_dump_to={tmp_path}")
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    spilled = {}
+    for path in tmp_path.glob("*.ptx"):
+        if not (found := re.search(r"\.entry (attention\w*)", path.read_text())):
+            continue
+        command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
+        said = subprocess.run(command, check=True, capture_output=True, text=True)
+        numbers = re.findall(r"(\d+) bytes spill stores", said.stderr + said.stdout)
+        spilled[found[1]] = int(numbers[0])
+    assert spilled.keys() == {"attention", "attention_gradient"}
+    assert spilled["attention"] == 0
+    assert spilled["attention_gradient"] <= 84
 
 
 LOSS = """

@@ -59,6 +59,10 @@ def bad_inputs(folder):
             "--executor_options goes with --executor",
         ),
         "chunk size": (pretrain("--config.train.chunk_size=3"), "chunk_size 3 does not divide"),
+        "no kernel": (
+            pretrain("--config.train.attention=kernel"),
+            "config.train.attention is 'kernel': there is none for this device",
+        ),
         "unknown key": (
             pretrain("--config.train.stepz=3"),
             "stepz': did you mean config.train.steps or",
@@ -130,9 +134,9 @@ def bad(folder):
 CASES = (
     "missing corpus", "unknown source", "empty corpus", "broken JSON", "not UTF-8", "no text",
     "a document of 50 MB", "no tokenizer", "a folder that is taken", "one task",
-    "workers of no task", "chunk size", "unknown key", "wrong type", "unknown flag", "no store",
-    "not a store", "tokenizer of another model", "no collection to probe", "no such split to probe",
-    "workdir with something else", "no such run",
+    "workers of no task", "chunk size", "no kernel", "unknown key", "wrong type", "unknown flag",
+    "no store", "not a store", "tokenizer of another model", "no collection to probe",
+    "no such split to probe", "workdir with something else", "no such run",
     "workdir that is a file", "batch larger than the corpus", "trace in a file",
     "collection without a probe", "options of no executor", "no qrels", "missing flag",
     "unknown command", "mistyped flag",

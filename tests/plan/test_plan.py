@@ -174,7 +174,9 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     sizes = {"argument": 5, "output": 4, "alias": 3, "temp": 2, "generated_code": 0.5}
     analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
     compiled = SimpleNamespace(memory_analysis=lambda: analysis)
-    devices = [SimpleNamespace(process_index=i // 4, device_kind="TPU") for i in range(8)]
+    devices = [
+        SimpleNamespace(process_index=i // 4, device_kind="TPU", platform="tpu") for i in range(8)
+    ]
     machine = Machine(devices, TPUS["v3"], gpu_memory=None, options={})
     monkeypatch.setattr(module, "find_machine", lambda name: machine)
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)

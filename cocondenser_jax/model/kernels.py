@@ -1,0 +1,433 @@
+"""Attention of whole spans in one kernel: by Triton on a GPU, by Mosaic on a TPU.
+
+A program computes a span's attention in one head (on a TPU in as many as fill 128 lanes): all
+scores, softmax, dropout and the product with the values. The program of the gradient computes them
+again. So nothing is kept between the two, and no square array is written. The dropout masks are
+drawn in place, the same to the bit as those of `dropout.dropout`.
+
+Queries, keys and values are read from one array of B x L x 3D, as a single product makes it. The
+kernels add the biases, and give the sums of their gradients, for which XLA would read the array
+again. They round where `attention.attend` does.
+
+Shapes: B spans, L tokens, D hidden size, N heads, H size of a head, P heads of a program, R rows of
+a block that holds all tokens.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as mosaic
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
+
+from cocondenser_jax.model.dropout import Input, fold_in
+
+_LEAST = float(np.finfo(np.float32).min)  # the score of what is not visible, as in `attend`
+_LANES = 128  # of a TPU's registers
+_WARPS = 8  # with 4 or 16, registers spill on an H100
+GPU_LENGTH = 128  # tokens; beyond, a square of scores fills the registers of a multiprocessor
+TPU_LENGTH = 512
+GPU_HEADS = (16, 32, 64)  # Triton takes powers of two; a matrix unit at least 16
+
+
+def fills_lanes(n_heads: int, size: int) -> bool:
+    """Whether a TPU's programs have whole registers of heads of a size."""
+    if size % _LANES == 0:
+        return True
+    return _LANES % size == 0 and n_heads % (_LANES // size) == 0
+
+
+class Head(NamedTuple):
+    """What a program computes beside its arrays."""
+
+    n_heads: int
+    rate: float  # of dropout; 0 for none
+    scale: float  # what queries are divided by
+    kept: float  # what the weights that are kept are divided by
+
+
+def attend_jointly(
+    product_BxLx3D: Float[Array, "B L D3"],
+    bias_3D: Float[Array, " D3"],
+    mask_BxL: Shaped[Input, "B L"],
+    seeds_BxN: UInt32[Array, "B N"] | None,
+    head: tuple[int, float],
+    platform: str,
+) -> Float[Array, "B L D"]:
+    """Returns `context_BxLxD`: attention of all tokens of each span to those that the mask shows.
+
+    Args:
+      product_BxLx3D: queries, keys and values of all heads, without biases and not scaled.
+      bias_3D: theirs.
+      mask_BxL: true (or 1) at tokens.
+      seeds_BxN: of dropout, see `attention.head_seeds`; None for none.
+      head: number of heads, and rate of dropout.
+      platform: `gpu` or `tpu`.
+    """
+    n_heads, rate = head
+    n_spans = product_BxLx3D.shape[0]
+    dtype = product_BxLx3D.dtype
+    size = product_BxLx3D.shape[2] // 3 // n_heads
+    if seeds_BxN is None:
+        seeds_BxN, rate = jnp.zeros((n_spans, n_heads), jnp.uint32), 0.0
+    # In bfloat16 `attend` divides by rounded numbers.
+    scale, kept = (float(np.asarray(x).astype(dtype)) for x in (math.sqrt(size), 1.0 - rate))
+    mask_BxL = jnp.asarray(mask_BxL).astype(jnp.int32)
+    return _attend(
+        Head(n_heads, rate, scale, kept),
+        platform,
+        (product_BxLx3D, bias_3D.astype(dtype), mask_BxL, seeds_BxN),
+    )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(head: Head, platform: str, arrays: tuple[jax.Array, ...]) -> jax.Array:
+    forward = {"gpu": _gpu_forward, "tpu": _tpu_forward}[platform]
+    return forward(head, *arrays)
+
+
+def _attend_forward(
+    head: Head, platform: str, arrays: tuple[jax.Array, ...]
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _attend(head, platform, arrays), arrays
+
+
+def _attend_backward(
+    head: Head, platform: str, arrays: tuple[jax.Array, ...], cotangent_BxLxD: jax.Array
+) -> tuple[tuple[jax.Array | None, ...]]:
+    backward = {"gpu": _gpu_backward, "tpu": _tpu_backward}[platform]
+    inputs = *arrays, cotangent_BxLxD
+    by_product_BxLx3D, by_bias_Bx3D = backward(head, *inputs)
+    by_bias_3D = jnp.sum(by_bias_Bx3D, axis=0).astype(arrays[1].dtype)
+    return ((by_product_BxLx3D, by_bias_3D, None, None),)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _context(
+    head: Head, parts: list[jax.Array], visible_1xR: jax.Array, kept_RxR: jax.Array | None
+) -> Float[Array, "R H"]:
+    """Returns what the tokens of a span see in one head; the parts are those of `_read_parts`."""
+    query_RxH, key_RxH, value_RxH = parts
+    weights_RxR = _softmax(query_RxH, key_RxH, visible_1xR).astype(value_RxH.dtype)
+    weights_RxR = _drop(head, weights_RxR, kept_RxR)
+    return _dot(weights_RxR, value_RxH, 1, 0).astype(value_RxH.dtype)
+
+
+def _gradients(
+    head: Head,
+    parts: list[jax.Array],
+    visible_1xR: jax.Array,
+    kept_RxR: jax.Array | None,
+    cotangent_RxH: jax.Array,
+) -> list[Float32[Array, "R H"]]:
+    """Returns the gradients of a span's queries (before they are scaled), keys and values."""
+    query_RxH, key_RxH, value_RxH = parts
+    dtype = value_RxH.dtype
+    softmax_RxR = _softmax(query_RxH, key_RxH, visible_1xR)
+    weights_RxR = _drop(head, softmax_RxR.astype(dtype), kept_RxR)
+    by_value_RxH = _dot(weights_RxR, cotangent_RxH, 0, 0)
+    by_weights_RxR = _drop(head, _dot(cotangent_RxH, value_RxH, 1, 1), kept_RxR)
+    mean_Rx1 = jnp.sum(softmax_RxR * by_weights_RxR, axis=1, keepdims=True)
+    by_scores_RxR = (softmax_RxR * (by_weights_RxR - mean_Rx1)).astype(dtype)
+    by_query_RxH = _dot(by_scores_RxR, key_RxH, 1, 0).astype(dtype).astype(jnp.float32)
+    return [by_query_RxH / head.scale, _dot(by_scores_RxR, query_RxH, 0, 0), by_value_RxH]
+
+
+def _softmax(query_RxH: jax.Array, key_RxH: jax.Array, visible_1xR: jax.Array) -> jax.Array:
+    scores_RxR = jnp.where(visible_1xR, _dot(query_RxH, key_RxH, 1, 1), _LEAST)
+    powers_RxR = jnp.exp(scores_RxR - jnp.max(scores_RxR, axis=1, keepdims=True))
+    return powers_RxR / jnp.sum(powers_RxR, axis=1, keepdims=True)
+
+
+def _drop(head: Head, x_RxR: jax.Array, kept_RxR: jax.Array | None) -> jax.Array:
+    if kept_RxR is None:
+        return x_RxR
+    # In float32, as XLA divides: Triton has no division in bfloat16.
+    scaled_RxR = x_RxR.astype(jnp.float32) / head.kept
+    return jnp.where(kept_RxR, scaled_RxR, 0.0).astype(x_RxR.dtype)
+
+
+def _kept(head: Head, seed: jax.Array, n_rows: int) -> Bool[Array, "R R"] | None:
+    """Returns which weights dropout keeps, as `dropout.dropout` decides it for a head's seed."""
+    if not head.rate:
+        return None
+    rows_Rx1 = jax.lax.broadcasted_iota(jnp.int32, (n_rows, n_rows), 0)
+    columns_RxR = jax.lax.broadcasted_iota(jnp.int32, (n_rows, n_rows), 1)
+    seeds_RxR = fold_in(jnp.full((n_rows, n_rows), seed), rows_Rx1)
+    bits_RxR = fold_in(seeds_RxR, columns_RxR)
+    assert bits_RxR is not None
+    return bits_RxR >= jnp.uint32(int(head.rate * 2**32))
+
+
+def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+    axes = (((left_axis,), (right_axis,)), ((), ()))
+    return jax.lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
+
+
+def _scaled(head: Head, parts: list[jax.Array], biases: list[jax.Array]) -> list[jax.Array]:
+    """Returns queries, keys and values with their biases, the queries scaled."""
+    dtype = parts[0].dtype
+    wide = [
+        x_RxH.astype(jnp.float32) + bias_H.astype(jnp.float32)[None]
+        for x_RxH, bias_H in zip(parts, biases, strict=True)
+    ]
+    query_RxH, key_RxH, value_RxH = (x_RxH.astype(dtype) for x_RxH in wide)
+    return [(query_RxH.astype(jnp.float32) / head.scale).astype(dtype), key_RxH, value_RxH]
+
+
+# On a GPU: programs for spans and heads. The block of a program has as many rows as the next power
+# of two; what is beyond the length is not read, and seen by no row.
+
+
+def _gpu_parts(
+    head: Head, refs: tuple[Any, ...], length: int
+) -> tuple[list[jax.Array], jax.Array, jax.Array | None, jax.Array | None]:
+    """Returns queries, keys and values, what is visible, what dropout keeps, and the mask of rows.
+
+    Of rows beyond the length the parts are biases alone.
+    """
+    query_ref, key_ref, value_ref, bias_ref, mask_ref, seed_ref = refs
+    n_rows, size = query_ref.shape
+    is_token_R = None if n_rows == length else jnp.arange(n_rows) < length
+    is_token_RxH = (
+        None if is_token_R is None else jnp.broadcast_to(is_token_R[:, None], (n_rows, size))
+    )
+    parts = [_load(ref, is_token_RxH) for ref in (query_ref, key_ref, value_ref)]
+    visible_1xR = (_load(mask_ref, is_token_R) != 0)[None]
+    biases = [bias_ref[i, :] for i in range(3)]
+    kept_RxR = _kept(head, seed_ref[...], n_rows)
+    return _scaled(head, parts, biases), visible_1xR, kept_RxR, is_token_RxH
+
+
+def _load(ref: Any, mask: jax.Array | None) -> jax.Array:
+    return ref[...] if mask is None else triton.load(ref, mask=mask, other=0)
+
+
+def _gpu_forward_program(*refs: Any, head: Head, length: int) -> None:
+    *read, context_ref = refs
+    parts, visible_1xR, kept_RxR, is_token_RxH = _gpu_parts(head, tuple(read), length)
+    triton.store(context_ref, _context(head, parts, visible_1xR, kept_RxR), mask=is_token_RxH)
+
+
+def _gpu_backward_program(*refs: Any, head: Head, length: int) -> None:
+    *read, cotangent_ref, by_product_ref, by_bias_ref = refs
+    parts, visible_1xR, kept_RxR, is_token_RxH = _gpu_parts(head, tuple(read), length)
+    cotangent_RxH = _load(cotangent_ref, is_token_RxH)
+    gradients = _gradients(head, parts, visible_1xR, kept_RxR, cotangent_RxH)
+    for i, by_part_RxH in enumerate(gradients):
+        rounded_RxH = by_part_RxH.astype(by_product_ref.dtype)
+        at_part = by_product_ref.at[:, jnp.int32(i), :]  # interpreted, it takes no plain integer
+        triton.store(at_part, rounded_RxH, mask=is_token_RxH)
+        by_bias_ref[i, :] = jnp.sum(by_part_RxH, axis=0)
+
+
+class _GpuBlocks(NamedTuple):
+    read: list[pl.BlockSpec]  # of queries, keys, values, biases, mask and seeds
+    context: pl.BlockSpec
+    product: pl.BlockSpec
+    bias: pl.BlockSpec
+
+
+def _gpu_blocks(n_rows: int, size: int) -> _GpuBlocks:
+    def part(i: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, n_rows, None, None, size), lambda b, n: (b, 0, i, n, 0))
+
+    return _GpuBlocks(
+        read=[
+            *(part(i) for i in range(3)),
+            pl.BlockSpec((3, None, size), lambda b, n: (0, n, 0)),
+            pl.BlockSpec((None, n_rows), lambda b, n: (b, 0)),
+            pl.BlockSpec((None, None), lambda b, n: (b, n)),
+        ],
+        context=pl.BlockSpec((None, n_rows, None, size), lambda b, n: (b, 0, n, 0)),
+        product=pl.BlockSpec((None, n_rows, 3, None, size), lambda b, n: (b, 0, 0, n, 0)),
+        bias=pl.BlockSpec((None, 3, None, size), lambda b, n: (b, 0, n, 0)),
+    )
+
+
+def _gpu_rows(length: int) -> int:
+    return max(16, 1 << (length - 1).bit_length())
+
+
+def _gpu_arrays(head: Head, product_BxLx3D: jax.Array, bias_3D: jax.Array) -> tuple[Any, ...]:
+    n_spans, length, size_3 = product_BxLx3D.shape
+    size = size_3 // 3 // head.n_heads
+    product = product_BxLx3D.reshape(n_spans, length, 3, head.n_heads, size)
+    return product, bias_3D.reshape(3, head.n_heads, size)
+
+
+def _gpu_call(program: Callable, head: Head, length: int, **options: Any) -> Any:
+    return pl.pallas_call(
+        functools.partial(program, head=head, length=length),
+        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
+        **options,
+    )
+
+
+def _gpu_forward(
+    head: Head,
+    product_BxLx3D: jax.Array,
+    bias_3D: jax.Array,
+    mask_BxL: jax.Array,
+    seeds_BxN: jax.Array,
+) -> jax.Array:
+    product, bias = _gpu_arrays(head, product_BxLx3D, bias_3D)
+    n_spans, length, _, n_heads, size = product.shape
+    blocks = _gpu_blocks(_gpu_rows(length), size)
+    call = _gpu_call(
+        _gpu_forward_program,
+        head,
+        length,
+        grid=(n_spans, n_heads),
+        in_specs=blocks.read,
+        out_specs=blocks.context,
+        out_shape=jax.ShapeDtypeStruct((n_spans, length, n_heads, size), product.dtype),
+        name="attention",
+    )
+    context = call(product, product, product, bias, mask_BxL, seeds_BxN)
+    return context.reshape(n_spans, length, n_heads * size)
+
+
+def _gpu_backward(
+    head: Head,
+    product_BxLx3D: jax.Array,
+    bias_3D: jax.Array,
+    mask_BxL: jax.Array,
+    seeds_BxN: jax.Array,
+    cotangent_BxLxD: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    product, bias = _gpu_arrays(head, product_BxLx3D, bias_3D)
+    n_spans, length, _, n_heads, size = product.shape
+    blocks = _gpu_blocks(_gpu_rows(length), size)
+    call = _gpu_call(
+        _gpu_backward_program,
+        head,
+        length,
+        grid=(n_spans, n_heads),
+        in_specs=[*blocks.read, blocks.context],
+        out_specs=[blocks.product, blocks.bias],
+        out_shape=[
+            jax.ShapeDtypeStruct(product.shape, product.dtype),
+            jax.ShapeDtypeStruct((n_spans, 3, n_heads, size), jnp.float32),
+        ],
+        name="attention_gradient",
+    )
+    cotangent = cotangent_BxLxD.reshape(n_spans, length, n_heads, size)
+    by_product, by_bias = call(product, product, product, bias, mask_BxL, seeds_BxN, cotangent)
+    return by_product.reshape(product_BxLx3D.shape), by_bias.reshape(n_spans, -1)
+
+
+# On a TPU: programs for spans and groups of heads, side by side in the lanes.
+
+
+def _tpu_heads(
+    head: Head, refs: tuple[Any, ...], size: int
+) -> list[tuple[slice, list[jax.Array], jax.Array, jax.Array | None]]:
+    """Returns of each head of a program its lanes, parts, what is visible, and what is kept."""
+    seeds_ref, *product_refs = refs[:4]
+    bias_refs, mask_ref = refs[4:7], refs[7]
+    span, group = pl.program_id(0), pl.program_id(1)
+    length, lanes = product_refs[0].shape
+    found = []
+    for i in range(lanes // size):
+        at = slice(i * size, (i + 1) * size)
+        parts = [ref[:, at] for ref in product_refs]
+        biases = [ref[0, at] for ref in bias_refs]
+        seed = seeds_ref[span, group * (lanes // size) + i]
+        kept_LxL = _kept(head, seed, length)
+        found.append((at, _scaled(head, parts, biases), mask_ref[...] != 0, kept_LxL))
+    return found
+
+
+def _tpu_forward_program(*refs: Any, head: Head, size: int) -> None:
+    *read, context_ref = refs
+    for at, parts, visible_1xL, kept_LxL in _tpu_heads(head, tuple(read), size):
+        context_ref[:, at] = _context(head, parts, visible_1xL, kept_LxL)
+
+
+def _tpu_backward_program(*refs: Any, head: Head, size: int) -> None:
+    read, cotangent_ref, by_parts, by_biases = refs[:8], refs[8], refs[9:12], refs[12:]
+    for at, parts, visible_1xL, kept_LxL in _tpu_heads(head, read, size):
+        gradients = _gradients(head, parts, visible_1xL, kept_LxL, cotangent_ref[:, at])
+        for by_part_LxH, by_part, by_bias in zip(gradients, by_parts, by_biases, strict=True):
+            by_part[:, at] = by_part_LxH.astype(by_part.dtype)
+            by_bias[:, at] = jnp.sum(by_part_LxH, axis=0, keepdims=True)
+
+
+def _tpu_call(
+    program: Callable, head: Head, product_BxLx3D: jax.Array, n_more: int, outs: list[Any]
+) -> Any:
+    n_spans, length, size_3 = product_BxLx3D.shape
+    size = size_3 // 3 // head.n_heads
+    lanes = max(_LANES, size)
+    n_groups = size_3 // 3 // lanes
+
+    def block(rows: int, first: int = 0, spans: bool = True) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, rows, lanes), lambda b, g, seeds: (b if spans else 0, 0, first * n_groups + g)
+        )
+
+    parts = [block(length, i) for i in range(3)]
+    biases = [block(1, i, spans=False) for i in range(3)]
+    mask = pl.BlockSpec((None, 1, length), lambda b, g, seeds: (b, 0, 0))
+    out_specs = [block(out.shape[1]) for out in outs]
+    return pl.pallas_call(
+        functools.partial(program, head=head, size=size),
+        grid_spec=mosaic.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(n_spans, n_groups),
+            in_specs=[*parts, *biases, mask, *[block(length)] * n_more],
+            out_specs=out_specs,
+        ),
+        out_shape=outs,
+    )
+
+
+def _tpu_arrays(
+    product_BxLx3D: jax.Array, bias_3D: jax.Array, mask_BxL: jax.Array, seeds_BxN: jax.Array
+) -> tuple[jax.Array, ...]:
+    return (
+        seeds_BxN,
+        *[product_BxLx3D] * 3,
+        *[bias_3D[None, None]] * 3,
+        mask_BxL[:, None],
+    )
+
+
+def _tpu_forward(
+    head: Head,
+    product_BxLx3D: jax.Array,
+    bias_3D: jax.Array,
+    mask_BxL: jax.Array,
+    seeds_BxN: jax.Array,
+) -> jax.Array:
+    n_spans, length, size_3 = product_BxLx3D.shape
+    out = jax.ShapeDtypeStruct((n_spans, length, size_3 // 3), product_BxLx3D.dtype)
+    call = _tpu_call(_tpu_forward_program, head, product_BxLx3D, 0, [out])
+    return call(*_tpu_arrays(product_BxLx3D, bias_3D, mask_BxL, seeds_BxN))[0]
+
+
+def _tpu_backward(
+    head: Head,
+    product_BxLx3D: jax.Array,
+    bias_3D: jax.Array,
+    mask_BxL: jax.Array,
+    seeds_BxN: jax.Array,
+    cotangent_BxLxD: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    n_spans, length, size_3 = product_BxLx3D.shape
+    by_part = jax.ShapeDtypeStruct((n_spans, length, size_3 // 3), product_BxLx3D.dtype)
+    by_bias = jax.ShapeDtypeStruct((n_spans, 1, size_3 // 3), jnp.float32)
+    call = _tpu_call(_tpu_backward_program, head, product_BxLx3D, 1, [by_part] * 3 + [by_bias] * 3)
+    arrays = _tpu_arrays(product_BxLx3D, bias_3D, mask_BxL, seeds_BxN)
+    outs = call(*arrays, cotangent_BxLxD)
+    by_product = jnp.concatenate(outs[:3], axis=-1)
+    return by_product, jnp.concatenate(outs[3:], axis=-1)[:, 0]

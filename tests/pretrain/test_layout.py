@@ -1,0 +1,116 @@
+"""Ways to compute the same step: layouts of the parameters, and kernels."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cocondenser_jax.corpus.batches import make_batch
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
+from cocondenser_jax.model import kernels
+from cocondenser_jax.model.condenser import init_params
+from cocondenser_jax.model.layout import Layout
+from cocondenser_jax.pretrain import step
+from cocondenser_jax.pretrain.devices import choose_layout
+from cocondenser_jax.pretrain.step import (
+    AXIS,
+    loss_and_gradient,
+    new_memory,
+    split_rows,
+)
+from tests.pretrain.test_step import changed
+from tests.world import batches_of, model_of, relative_error, step_of
+
+
+@pytest.fixture(autouse=True)
+def one_length(monkeypatch):
+    """Lets chunks have their full length: half of the programs to compile."""
+    monkeypatch.setattr(step, "LENGTH_FRACTIONS", (1,))
+
+
+def losses_and_gradient(config, n_devices=1, rate=0.1, **settings):
+    """Computes a step's losses and gradient on the first devices, from parameters that matter."""
+    rates = {"model__hidden_dropout_prob": rate, "model__attention_probs_dropout_prob": rate}
+    config = changed(config, **rates)
+    store = open_store(config.data.store)
+    model_config = model_of(config, store)
+    loss = step_of(config, 1).loss._replace(**settings)
+    params = jax.tree.map(lambda x: 3.0 * x, init_params(model_config, 0))
+
+    def gradient(params, batch):
+        memory = new_memory(model_config, loss)
+        return loss_and_gradient(model_config, loss, params, memory, jnp.int32(0), batch)[:2]
+
+    batch = split_rows(make_batch(store, batches_of(config), 0), n_devices)
+    mapped = jax.pmap(
+        gradient, AXIS, in_axes=(None, 0), out_axes=None, devices=jax.devices()[:n_devices]
+    )
+    return jax.tree.map(np.asarray, mapped(params, batch))
+
+
+def assert_same(found, expected, tolerance=1e-5):
+    for name, value in expected[0].items():
+        assert found[0][name] == pytest.approx(value, rel=1e-5), name
+    assert jax.tree.structure(found[1]) == jax.tree.structure(expected[1])
+    assert relative_error(found[1], expected[1]) <= tolerance
+
+
+@pytest.mark.parametrize("n_devices", [1, 8])
+def test_a_step_with_the_kernel_is_that_without(config, n_devices, monkeypatch):
+    """Attention in a kernel, of joined matrices; a padded vocabulary."""
+    call = functools.partial(kernels.pl.pallas_call, interpret=True)
+    monkeypatch.setattr(kernels.pl, "pallas_call", call)
+    expected = losses_and_gradient(config, n_devices, chunk_size=2)
+    layout = Layout(attention="gpu", vocabulary=64)
+    found = losses_and_gradient(config, n_devices, chunk_size=2, layout=layout)
+    assert_same(found, expected)
+
+
+def test_a_padded_vocabulary_changes_no_loss_and_the_gradient_by_rounding_alone(config):
+    expected = losses_and_gradient(config, chunk_size=0)
+    found = losses_and_gradient(config, chunk_size=0, layout=Layout(vocabulary=64))
+    assert found[0] == expected[0]
+    assert_same(found, expected, tolerance=1e-6)
+
+
+def test_rounding_the_maps_once_is_rounding_them_in_each_chunk(config):
+    settings = {"chunk_size": 8, "dtype": "bfloat16"}
+    expected = losses_and_gradient(config, **settings)
+    found = losses_and_gradient(config, **settings, layout=Layout(rounds_once=True))
+    assert_same(found, expected)
+    assert {x.dtype for x in jax.tree.leaves(found[1])} == {np.dtype("float32")}
+
+
+class Device:
+    def __init__(self, platform, kind, compute_capability="8.9"):
+        self.platform, self.device_kind = platform, kind
+        self.compute_capability = compute_capability
+
+
+@pytest.mark.effect("pretrain train.attention")
+def test_a_machine_has_its_layout(config):
+    model_config = model_of(changed(config, model__hidden_size=768), open_store(config.data.store))
+    model_config = model_config.from_dict(model_config.to_dict() | {"num_attention_heads": 12})
+    loss = step_of(config, 1).loss._replace(dtype="bfloat16")
+
+    def layout(platform, kind, length=128, **settings):
+        devices = [Device(platform, kind)]
+        return choose_layout(model_config, loss._replace(**settings), length, devices)
+
+    assert layout("cpu", "cpu") == Layout()
+    assert layout("cuda", "NVIDIA H200") == layout("gpu", "NVIDIA H200") == Layout("gpu", 64, True)
+    assert layout("gpu", "NVIDIA L4", 129) == Layout("xla", 64, True)
+    assert layout("gpu", "NVIDIA L4", attention="xla", dtype="float32") == Layout("xla", 64)
+    assert layout("tpu", "TPU v4") == Layout("tpu", 1, True)
+    assert layout("tpu", "TPU v3") == Layout("xla", 1, True)
+    older = [Device("gpu", "Tesla T4", "7.5")]
+    assert choose_layout(model_config, loss, 128, older) == Layout("xla", 64, True)
+    older = [Device("gpu", "NVIDIA V100", "7.0")]
+    assert choose_layout(model_config, loss, 128, older) == Layout("xla", 64, True)
+    none = ("cpu", "cpu", 16), ("tpu", "TPU v3", 16), ("gpu", "NVIDIA L4", 129)
+    for platform, kind, length in none:
+        with pytest.raises(UserError, match=r"config.train.attention is 'kernel': .*expected auto"):
+            layout(platform, kind, length, attention="kernel")

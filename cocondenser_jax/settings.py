@@ -70,6 +70,12 @@ def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     return changed.lock()
 
 
+def full_names(last: str, tasks: Sequence[str]) -> list[str]:
+    """Returns the dotted names, in some tasks, of settings with a last name, such as "epochs"."""
+    names = {name for task in tasks for name in declared_settings(task)}
+    return sorted(name for name in names if name.rpartition(".")[2] == last)
+
+
 def declared_settings(task: str) -> dict[str, Setting]:
     """Returns the settings of a task, by their dotted names."""
     return dict(DECLARED_IN[task].SETTINGS)

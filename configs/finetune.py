@@ -16,7 +16,8 @@ negatives: 150,000 steps. Here the others draw from all passages.
 Without a run of negatives (`data.negatives_per_query=0`), make the batch larger: 64 queries give
 each query 63 negatives.
 
---config=configs/finetune.py:VARIANT, with --config.data.folder and --config.data.negatives_run:
+--config=configs/finetune.py:VARIANT, with --config.data.folder and, but for small,
+--config.data.negatives_run:
 
   marco_round2     data of MS MARCO passages; negatives that `mine` took from two runs, BM25's and
                    round 1's, 200 of each. It starts from the pre-trained model again.
@@ -31,6 +32,9 @@ each query 63 negatives.
                    rate is 5e-6), and its 32 tokens of a question, where DPR has 256. The gradient
                    cache, in chunks of 32 texts: the papers have it too, and trained on one RTX
                    2080 Ti (coCondenser, 4.2.1). [SEP] between title and text, as DPR has it.
+  small            a first run: a small model, such as that of configs/small.py, and some thousand
+                   queries, without negatives. 64 queries a step, 3e-4; from a model of BERT's size,
+                   --learning_rate=2e-5.
   adaptive         adaptive batches of the study of Condenser with them (after Choi et al., IEEE
                    Access 2021): 8 queries, their passages alone, 15 epochs, 5e-6. No run.
 
@@ -186,6 +190,11 @@ _DPR = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
+    "small": {
+        "data.batch_size": 64,
+        "data.negatives_per_query": 0,
+        "optimizer.learning_rate": 3e-4,
+    },
     "marco_round2": {"data.negatives_depth": 400},
     "marco_documents": {"model.passage_length": 512},
     "nq": _DPR,

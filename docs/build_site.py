@@ -188,24 +188,12 @@ def commands_page() -> str:
         context = click.Context(command, info_name=name, **PROGRAM.context_settings)
         example = str(command.epilog).rpartition("example:\n")[2].strip()
         options = [option for option in command.params if isinstance(option, click.Option)]
-        parts.append(f"\n## {name}\n\n{command.help}\n\n```bash\n{_wrapped(example)}\n```\n\n")
+        parts.append(f"\n## {name}\n\n{command.help}\n\n```bash\n{example}\n```\n\n")
         parts.append("| option | default | meaning |\n|---|---|---|\n")
         parts += [_option(option, context) for option in options]
         if len(options) < len(command.params):
             parts.append("| `--config.KEY=VALUE` | | changes a [setting](settings.md) |\n")
     return "".join(parts)
-
-
-def _wrapped(command: str) -> str:
-    """Returns a command in lines of at most 80 characters, broken before its flags."""
-    lines = [""]
-    for word in command.split(" --"):
-        flag = f" --{word}" if lines[0] else word
-        if len(lines[-1]) + len(flag) > 78:
-            lines[-1] += " \\"
-            lines.append(" ")
-        lines[-1] += flag
-    return "\n".join(lines)
 
 
 def _option(option: click.Option, context: click.Context) -> str:

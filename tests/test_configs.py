@@ -85,7 +85,7 @@ def test_every_objective_of_minilm_reads_as_many_spans(objective):
 def test_an_unknown_variant_is_refused():
     with pytest.raises(UserError, match=r"minilm.py:ict: expected one of mlm, .*, contrastive, "):
         load("minilm:ict")
-    with pytest.raises(UserError, match=r"finetune.py:x: expected one of marco_round2, .*adaptive"):
+    with pytest.raises(UserError, match=r"finetune.py:x: expected one of small, .*, adaptive"):
         load("finetune:x")
 
 

@@ -71,7 +71,7 @@ def test_the_page_of_commands_has_every_option_with_its_default():
         for option in command.params:
             if option.opts[0] != "overrides":
                 assert f"\n| `{option.opts[0]}" in section, (name, option.opts)
-    assert "| `--depth INTEGER RANGE` | 100 |" in page
+    assert "| `--depth N` | 100 |" in page
     assert "| `--backend [torch\\|jax]` | torch |" in page
     assert max(map(len, re.findall(r"^cocondenser .*", page, re.MULTILINE))) <= 80
 

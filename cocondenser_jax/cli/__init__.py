@@ -23,7 +23,9 @@ from cocondenser_jax.cli.output import LogFormatter, progress_as_lines
 from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO is not shown.
-_QUIET = ("aiobotocore", "datasets", "faiss", "httpx", "jax", "sentence_transformers")
+_QUIET = (
+    *("aiobotocore", "datasets", "faiss", "httpx", "jax", "matplotlib", "sentence_transformers"),
+)
 
 # Errors of the operating system that the user can mend.
 _FIXABLE = {

@@ -94,7 +94,7 @@ def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_i
         if data:
             queries = read_queries(data)
             require_known(judgments, queries, "queries", qrels)
-            judged = Judged(names[0], judgments, queries, data)
+            judged = Judged(next(iter(after["mean"]), names[0]), judgments, queries, data)
             old, new = (
                 Ranking(
                     str(path),

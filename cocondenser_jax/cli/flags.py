@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -58,7 +59,7 @@ class _Named(click.ParamType):
     def __init__(self, kind: type) -> None:
         """Takes what the value becomes: a Path, or the text that it is."""
         self.kind = kind
-        self.name = "path" if kind is Path else "text"
+        self.name = "data" if kind is Path else "source"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the value; the command, before it begins, puts the folder in its place."""
@@ -76,15 +77,12 @@ class _Command(click.Command):
         given, rest, order = self.make_parser(ctx).parse_args(list(args))
         if any(parameter.is_eager for parameter in order):  # --help
             return super().parse_args(ctx, args)
-        missing = [
-            parameter
-            for parameter in self.params
-            if parameter.required and parameter.name not in given
-        ]
+        absent = [parameter for parameter in self.params if parameter.name not in given]
+        missing = [parameter for parameter in absent if parameter.required]
         settings = given.get("overrides")
         for word in (*(settings if isinstance(settings, tuple) else ()), *rest):
             if not word.startswith("-"):
-                raise click.UsageError(_unexpected(word, missing), ctx)
+                raise click.UsageError(_unexpected(word, absent), ctx)
         if len(missing) > 1:
             names = ", ".join(f"'{parameter.opts[0]}'" for parameter in missing)
             raise click.UsageError(f"Missing options {names}.", ctx)
@@ -118,10 +116,12 @@ class _Command(click.Command):
                 ctx.params[str(each.name)] = named if each.multiple else named[0]
 
 
-def _unexpected(word: str, missing: Sequence[click.Parameter]) -> str:
-    """Words the refusal of an argument; it may be the value of a flag that is missing."""
+def _unexpected(word: str, absent: Sequence[click.Parameter]) -> str:
+    """Words the refusal of an argument; it may be the value of a flag that is not given."""
+    missing = [each for each in absent if each.required]
     named = [each for each in missing if isinstance(each.type, _Named)] or missing
-    hint = f": did you mean {named[0].opts[0]}={word}?" if named else ""
+    named = named or [each for each in absent if each.name == "query"]
+    hint = f": did you mean {named[0].opts[0]}={shlex.quote(word)}?" if named else ""
     return f"unexpected argument {word!r}{hint}"
 
 
@@ -184,12 +184,24 @@ def command(
             params=list(flags),
             help=function.__doc__,
             short_help=(function.__doc__ or "").partition("\n")[0],
-            epilog=f"{settings}\b\nexample:\n  cocondenser {example}",
+            epilog=f"{settings}\b\nexample:\n{wrapped(example)}",
             context_settings={"ignore_unknown_options": OVERRIDES in flags},
         )
         return function
 
     return decorate
+
+
+def wrapped(example: str) -> str:
+    """Returns a command of the program in lines of at most 76 characters, broken before flags."""
+    lines = [""]
+    for word in f"  cocondenser {example}".split(" --"):
+        flag = f" --{word}" if lines[0] else word
+        if len(lines[-1]) + len(flag) > 74:
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += flag
+    return "\n".join(lines)
 
 
 class _Flag(click.Option):
@@ -206,6 +218,10 @@ class _Flag(click.Option):
 
 def _either(names: Sequence[str]) -> str:
     return " or ".join(f"--{name}" for name in names)
+
+
+# What stands for the value of a flag in the help, where its type does not say it.
+_METAVARS = {"--model": "MODEL", "--tokenizer": "MODEL", "--store": "STORE"}
 
 
 def flag(
@@ -232,6 +248,8 @@ def flag(
       required: whether the command needs it.
       multiple: whether it may be repeated.
     """
+    if metavar is None:
+        metavar = "N" if isinstance(kind, click.IntRange) else _METAVARS.get(name)
     options: dict[str, Any] = {"metavar": metavar, "required": required, "multiple": multiple}
     if kind is False:
         options["is_flag"] = True
@@ -293,10 +311,29 @@ def _refuse_unknown_flags(
     context: click.Context, parameter: click.Parameter, words: Sequence[str]
 ) -> Sequence[str]:
     known = [name for parameter in context.command.params for name in parameter.opts]
+    settings = []
     for word in words:
-        if not word.startswith("--config."):
+        setting = word if word.startswith("--config.") else _by_last_name(context, word)
+        if setting is None:
             raise click.NoSuchOption(word.partition("=")[0], possibilities=known, ctx=context)
-    return words
+        settings.append(setting)
+    return tuple(settings)
+
+
+def _by_last_name(context: click.Context, word: str) -> str | None:
+    """Returns a setting of fine-tuning by its full name, of `--learning_rate=1e-5`; None: none."""
+    if context.command.name != "finetune":
+        return None
+    from cocondenser_jax.settings import FINE_TUNING, full_names
+
+    flag, equals, value = word.partition("=")
+    names = full_names(flag.removeprefix("--").replace("-", "_"), FINE_TUNING)
+    if len(names) > 1:
+        several = _either([f"config.{name}" for name in names])
+        raise click.UsageError(f"{flag} is the last name of several settings: {several}", context)
+    if names and not equals:
+        raise click.UsageError(f"a setting is given as {flag}=VALUE", context)
+    return f"--config.{names[0]}{equals}{value}" if names else None
 
 
 OVERRIDES = click.Argument(

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shlex
 import shutil
 import sys
 import textwrap
@@ -66,6 +67,11 @@ def _print_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> bool
 def print_text(text: Any) -> None:
     """Prints a line."""
     print(escape_control(str(text)))
+
+
+def print_command(*words: str) -> None:
+    """Prints a command of the program that continues from here, to be copied."""
+    print_text(f"next: cocondenser {shlex.join(words)}")
 
 
 def print_search(query: str, hits: Sequence[tuple[float, "Passage"]]) -> None:

@@ -1,6 +1,5 @@
 """Commands that run whole pipelines, or report on runs."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from cocondenser_jax.cli.flags import (
     ignore_identical_ids,
     required,
 )
-from cocondenser_jax.cli.output import print_table, print_text
+from cocondenser_jax.cli.output import print_command, print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "output folder; finished steps found there are skipped")
 _LANGUAGE = flag(
@@ -152,7 +151,7 @@ def _print_retriever(workdir: Path, search: Sequence[str]) -> None:
 
 def _print_search(flags: Sequence[str]) -> None:
     if flags:
-        print_text(f"search for yourself: cocondenser search {shlex.join(flags)} --query=...")
+        print_command("search", *flags)
 
 
 @command(

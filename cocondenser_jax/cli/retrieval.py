@@ -30,7 +30,7 @@ from cocondenser_jax.cli.flags import (
     require_one,
     required,
 )
-from cocondenser_jax.cli.output import print_metrics, print_search
+from cocondenser_jax.cli.output import print_command, print_metrics, print_search, print_text
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
 
@@ -172,7 +172,11 @@ def encode(
         )
         if parquet:
             write_parquet(folder, parquet)
-    print_metrics(manifest.to_json(), json_out)
+    if json_out:
+        write_json(json_out, manifest.to_json())
+    print_text(f"{out}: {manifest.passages:,} passages, {manifest.dimension:,} dimensions")
+    if task == (0, 1):
+        print_command("search", f"--embeddings={out}", f"--model={model}")
 
 
 @command(

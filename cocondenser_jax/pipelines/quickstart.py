@@ -21,6 +21,8 @@ paragraphs are in no training text.
 A step whose result exists is skipped, so an interrupted quickstart resumes.
 """
 
+import logging
+import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +39,7 @@ from cocondenser_jax.corpus.build import build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
-from cocondenser_jax.files.whole import new_folder, write_json
+from cocondenser_jax.files.whole import new_folder, read_object, write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines.pretraining import pretrain_model
 from cocondenser_jax.pretrain.experiment import resolve
@@ -50,7 +52,7 @@ from cocondenser_jax.retriever.compare.comparison import (
     rank_by_vectors,
 )
 from cocondenser_jax.retriever.compare.report import ResultRow, write_report
-from cocondenser_jax.retriever.compare.steps import make_once, write_store
+from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, write_store
 from cocondenser_jax.retriever.data.beir import write_beir, write_passages
 from cocondenser_jax.retriever.data.folder import read_split
 from cocondenser_jax.retriever.data.layouts import Passage
@@ -59,12 +61,25 @@ from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.index import build_index
 from cocondenser_jax.retriever.train.tasks import finetune
 
+logger = logging.getLogger(__name__)
+
 VOCAB_SIZE = 8192
 SEED = 0
 N_TEST_QUERIES = 1000
 N_DEV_QUERIES = 500
 MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
 MIN_PASSAGE_WORDS = 10
+# What is done, in order, and about how many seconds each takes on two idle cores.
+STEPS = {
+    "reading docstrings": 10,
+    "learning the vocabulary, building the token store": 10,
+    "pre-training Condenser": 150,
+    "pre-training coCondenser": 320,
+    "fine-tuning and searching: no pre-training": 75,
+    "fine-tuning and searching: Condenser": 75,
+    "fine-tuning and searching: coCondenser": 75,
+    "comparing": 5,
+}
 STAGES = {"condenser": "Condenser", "cocondenser": "coCondenser"}  # of pre-training, in order
 _RESULTS = ("retriever", "index", "test.trec")  # of a candidate, after pre-training
 SUMMARY = (
@@ -90,7 +105,9 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
     require_own(workdir / "started.json")
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
+        _announce(workdir, "reading docstrings")
         data = make_once(workdir, workdir / "data", write_collection)
+        _announce(workdir, "learning the vocabulary, building the token store")
         text = str(data / "pretrain.jsonl")
         tokenizer = make_once(workdir, workdir / "tokenizer", _learn_vocabulary, text)
         length = pretraining.get_config().data.length
@@ -99,7 +116,9 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
         trial = Trial(data, metrics=DEFAULT_METRICS)
         rank_by_bm25(workdir, trial)
         for candidate in candidates:
+            _announce(workdir, f"fine-tuning and searching: {candidate.name}")
             _search(workdir, candidate, trial)
+        _announce(workdir, "comparing")
         rows = compare_candidates(workdir, trial, candidates)
         write_json(workdir / "results.json", [row._asdict() for row in rows])
         n_queries = len(read_split(data, "test")[0])
@@ -108,6 +127,23 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
         workdirs |= {candidate.name: candidate.folder / "finetuning" for candidate in candidates}
         write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, rows)
         return rows, summary
+
+
+def _announce(workdir: Path, step: str) -> None:
+    """Logs which step of the whole begins, and about how many minutes are left.
+
+    How fast this machine is follows from the steps before, by the `seconds.json` of `workdir`.
+    """
+    number = list(STEPS).index(step)
+    expected = list(STEPS.values())
+    before, left = sum(expected[:number]), sum(expected[number:])
+    spent = sum(read_object(workdir / SECONDS, {}).values())
+    pace = spent / before if before else 1.0
+    minutes = math.ceil(left * pace / 60)
+    logger.info(
+        "step %d of %d: %s; about %d minute%s left",
+        *(number + 1, len(STEPS), step, minutes, "" if minutes == 1 else "s"),
+    )
 
 
 def compare_candidates(
@@ -193,6 +229,7 @@ def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Ca
     models = []
     warm_start = ""
     for stage, name in STAGES.items():
+        _announce(workdir, f"pre-training {name}")
         folder = folders[stage]
         training = workdir / "pretraining" / stage
         config = _config(stage, store, warm_start)

@@ -141,7 +141,7 @@ def test_the_queries_that_change_are_shown(folder, capsys):
         ("--qrels=qrels.tsv --metrics=MRR@ten", "unknown metric 'MRR@ten'"),
         ("--qrels=qrels.tsv --metrics=Recall@0", "unknown metric 'Recall@0'"),
         ("--qrels=qrels.tsv --metrics=", "unknown metric ''"),
-        ("--qrels=none.tsv --metrics=mrr", "unknown metric 'mrr'"),
+        ("--qrels=none.tsv --metrics=map_at_3", "unknown metric 'map_at_3'"),
         ("--qrels=qrels.tsv --top_k=5", "No such option '--top_k'"),
         ("", "Missing option '--qrels'"),
     ],

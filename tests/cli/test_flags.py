@@ -27,12 +27,34 @@ from tests.world import write_records
         ("evaluate --run=a b", "unexpected argument 'b': did you mean --qrels=b?"),
         ("verify --store=a b", "unexpected argument 'b' (see cocondenser verify --help)"),
         ("evaluate --run=a --qrels=b --top-k=3", "No such option '--top_k'"),
+        ("search --corpus=a wind", "unexpected argument 'wind': did you mean --query=wind?"),
+        ("search --corpus=a --query=b wind", "unexpected argument 'wind' (see"),
+        (
+            "finetune --config=c --workdir=w --folder=x",
+            "last name of several settings: --config.data.folder or --config.model.folder",
+        ),
+        ("finetune --config=c --workdir=w --epochs 3", "unexpected argument '3'"),
+        ("finetune --config=c --workdir=w --epochs", "a setting is given as --epochs=VALUE"),
+        ("finetune --config=c --workdir=w --learning_rat=1", "No such option '--learning_rat'"),
+        ("pretrain --config=c --workdir=w --steps=3", "No such option '--steps'"),
     ],
 )
 def test_what_is_missing_or_in_the_wrong_place_is_one_line(words, says, capsys):
     assert main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+
+
+def test_finetune_takes_a_setting_by_its_last_name():
+    words = ["--config=c", "--workdir=w", "--learning-rate=1e-5", "--config.seed=1", "--epochs=a=b"]
+    with PROGRAM.make_context("x", ["finetune", *words]) as program:
+        command = PROGRAM.commands["finetune"]
+        with command.make_context("finetune", words, parent=program) as context:
+            assert context.params["overrides"] == (
+                "--config.optimizer.learning_rate=1e-5",
+                "--config.seed=1",
+                "--config.train.epochs=a=b",
+            )
 
 
 def words_of(flag):

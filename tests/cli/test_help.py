@@ -45,8 +45,13 @@ def test_a_list_of_commands_says_all_that_each_does(help_of):
 
 
 @pytest.mark.parametrize("name", PROGRAM.commands)
+def test_no_line_is_wider_than_80_columns(name, help_of):
+    assert max(map(len, help_of(name).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
 def test_the_example_of_a_command_can_be_typed(name, help_of):
-    example = help_of(name).split("example:\n    cocondenser ")[1]
+    example = help_of(name).split("example:\n    cocondenser ")[1].replace("\\\n", " ")
     assert example.startswith(f"{name} --")
     with PROGRAM.commands[name].make_context(name, shlex.split(example)[1:]) as context:
         for word in context.params.get("overrides", ()):
@@ -55,9 +60,9 @@ def test_the_example_of_a_command_can_be_typed(name, help_of):
 
 def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
     text = " ".join(help_of("mine").split())
-    assert "--depth INTEGER RANGE rank, in each run, of the last passage taken" in text
+    assert "--depth N rank, in each run, of the last passage taken" in text
     assert "[default: 200; x>=1]" in text
-    assert "--data PATH the folder of queries and qrels [required]" in text
+    assert "--data DATA the folder of queries and qrels [required]" in text
     assert "--denoise_below FLOAT with --denoise_run: keep passages" in text
     assert "--dtype [float32|float16|int8|binary]" in help_of("encode")
     assert "bfloat16 if the GPU or CPU supports it" in " ".join(help_of("encode").split())

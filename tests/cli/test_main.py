@@ -180,3 +180,10 @@ def test_what_may_not_be_read_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(Path, "is_dir", refuse)
     assert main(["verify", "--store=stores/wiki"]) == 2
     assert capsys.readouterr().err.endswith("Permission denied: 'stores/wiki'\n")
+
+
+def test_the_first_words_on_a_new_machine_are_not_those_of_a_library(capsys):
+    import logging
+
+    assert main(["mine", "--help"]) == 0
+    assert not logging.getLogger("matplotlib.font_manager").isEnabledFor(logging.INFO)

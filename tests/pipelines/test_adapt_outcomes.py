@@ -118,7 +118,7 @@ def test_a_worse_model_harms_and_is_not_kept(world, adapt_to):
     assert_same_weights(result.workdir / "retriever", world.seeing)
     (search,) = [line for line in result.printed if "cocondenser search" in line]
     assert f"{result.workdir}/test/models/published/embeddings" in search
-    assert search.endswith(f"--model={result.workdir}/retriever --query=...")
+    assert search.endswith(f"--model={result.workdir}/retriever")
 
 
 def test_the_same_model_makes_no_difference_and_is_not_kept(world, adapt_to):

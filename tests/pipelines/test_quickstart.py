@@ -118,6 +118,25 @@ def finished(small, tmp_path_factory):
     return Finished(workdir, rows, results, page, warm_starts)
 
 
+def test_each_step_says_where_the_whole_is(tmp_path, caplog):
+    for step, spent in (
+        ("reading docstrings", None),
+        ("pre-training Condenser", {"data": 30.0, "store": 10.0}),  # half as fast as expected
+        ("comparing", {"data": 1.0}),
+    ):
+        if spent:
+            (tmp_path / "seconds.json").write_text(json.dumps(spent))
+        with caplog.at_level("INFO"):
+            module._announce(tmp_path, step)
+    minutes = -(-(sum(module.STEPS.values()) // 1) // 60)
+    left = -(-2 * (sum(module.STEPS.values()) - 20) // 60)
+    assert caplog.messages == [
+        f"step 1 of 8: reading docstrings; about {minutes} minutes left",
+        f"step 3 of 8: pre-training Condenser; about {left} minutes left",
+        "step 8 of 8: comparing; about 1 minute left",
+    ]
+
+
 def assert_same(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 

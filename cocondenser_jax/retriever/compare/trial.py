@@ -26,7 +26,7 @@ from cocondenser_jax.retriever.data.folder import (
 from cocondenser_jax.retriever.data.identical_ids import require_other_answers
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.query_log import draw_queries, read_log
-from cocondenser_jax.retriever.data.ranking import parse_metric
+from cocondenser_jax.retriever.data.ranking import metric_name, parse_metric
 from cocondenser_jax.retriever.data.trec import Qrels
 from cocondenser_jax.retriever.search.terms import LANGUAGE, require_language
 
@@ -79,6 +79,7 @@ def with_first(metric: str | None) -> tuple[str, ...]:
     """Returns the metrics of a comparison that is decided by one of them, or by another."""
     if metric is None:
         return METRICS
+    metric = metric_name(metric)
     first = parse_metric(metric)
     return (metric, *(name for name in METRICS if parse_metric(name) != first))
 

@@ -256,6 +256,9 @@ def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
     if files := _matches(folder, kind, split):
         return files
     lacks = kind if split is None else f"{kind} of split {split!r}"
+    if split is not None and (others := _matches(folder, kind)):
+        there = ", ".join(path.relative_to(folder).as_posix() for path in others)
+        raise UserError(f"{folder} has no {lacks}: it has {there}")
     names = " or ".join(DATA_FILES[kind]).replace("SPLIT", split or "SPLIT")
     raise UserError(f"{folder} has no {lacks}: expected {names} (plain, .gz, .xz or .zst)")
 

@@ -1,6 +1,7 @@
 """Metrics of a ranking against relevance judgments."""
 
 import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TypedDict
@@ -49,7 +50,8 @@ def evaluate_run(
       qrels: the judgments; a grade below 0 is "in the pool, not judged", as in trec_eval: infAP,
         Bpref and metrics of judged passages alone tell it from 0.
       run: the results.
-      metrics: any of trec_eval's, as ir-measures spells them, such as MRR@10 or nDCG@10.
+      metrics: any of trec_eval's, by the names of ir-measures, such as MRR@10 or ndcg@10; the
+        results have them as ir-measures spells them.
       ignore_identical_ids: drop results whose id is their query's (see `drop_identical_ids`).
 
     Raises:
@@ -60,7 +62,7 @@ def evaluate_run(
         run = drop_identical_ids(run)
     else:
         warn_of_identical_ids({query: run.get(query, {}) for query in qrels}, qrels)
-    measures = {name: parse_metric(name) for name in metrics}
+    measures = {metric_name(name): parse_metric(name) for name in metrics}
     cutoffs = {name: int(measure.params.get("cutoff", 0)) for name, measure in measures.items()}
     check_results(run, qrels, "judged", cutoffs)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
@@ -135,10 +137,18 @@ def check_results(
         logger.warning("no query has more than %d results: %s stop there", longest, ", ".join(cut))
 
 
+def metric_name(typed: str) -> str:
+    """Returns a metric's name as ir-measures spells it, of one typed in any case: "ndcg@10"."""
+    kind = re.match(r"[^\W\d]*", typed)[0]  # type: ignore[index]  # it always matches
+    known = ir_measures.measures.registry
+    alike = [name for name in known if name.lower() == kind.lower()]
+    return typed if kind in known or not alike else typed.replace(kind, alike[0], 1)
+
+
 def parse_metric(name: str) -> ir_measures.Measure:
     """Returns a metric by its name; raises a UserError for one that cannot be computed."""
     try:
-        metric = ir_measures.parse_measure(name)
+        metric = ir_measures.parse_measure(metric_name(name))
         # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
         numbers = [metric.params.get(name, 1) for name in ("cutoff", "rel")]
         in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)

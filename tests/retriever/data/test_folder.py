@@ -84,6 +84,9 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
     (tmp_path / "qrels" / "test.tsv").write_text("".join(f"q{i} 0 d1 1\n" for i in range(6)))
     with pytest.raises(UserError, match=r"test.tsv names 5 queries .*: q0, q2, q3, \.\.\.$"):
         read_split(tmp_path, "test")
+    with pytest.raises(UserError, match=r"no judgments of split 'dev': it has qrels/test.tsv$"):
+        read_split(tmp_path, "dev")
+    (tmp_path / "qrels" / "test.tsv").unlink()
     with pytest.raises(UserError, match=r"no judgments of split 'dev': expected qrels/dev.tsv or "):
         read_split(tmp_path, "dev")
 

@@ -13,13 +13,35 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retriever.data.ranking import evaluate_run
+from cocondenser_jax.retriever.data.ranking import evaluate_run, metric_name, parse_metric
 from cocondenser_jax.retriever.data.trec import read_run, write_run
 
 METRICS = (
     "MRR@10", "MRR@100", "Recall@5", "Recall@20", "Recall@50", "Recall@100", "Recall@1000",
     "nDCG@10", "Success@3",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("ndcg@10", "nDCG@10"),
+        ("recall@100", "Recall@100"),
+        ("mrr@10", "MRR@10"),
+        ("NDCG@10", "NDCG@10"),
+        ("judged@10", "Judged@10"),
+        ("p(rel=2)@5", "P(rel=2)@5"),
+        ("nope@10", "nope@10"),
+        ("@10", "@10"),
+        ("", ""),
+    ],
+)
+def test_a_metric_may_be_typed_in_any_case(typed, name):
+    assert metric_name(typed) == name
+    if name in ("nope@10", "@10", ""):
+        return
+    assert parse_metric(typed) == ir_measures.parse_measure(name)
+    assert list(evaluate_run({"q": {"a": 1}}, {"q": {"a": 1.0}}, [typed])["mean"]) == [name]
 
 
 def by_hand(name, grades, ranking):

@@ -8,6 +8,8 @@ from itertools import chain
 from operator import itemgetter
 from typing import Literal, get_args
 
+import numpy as np
+
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.trec import Name, Run, ranked
 
@@ -88,6 +90,11 @@ def _values(scores: Mapping[Name, float], method: Method) -> dict[Name, float]:
         return {p: 1 / (_RRF_K + rank) for rank, (p, _) in enumerate(ranked(scores), start=1)}
     least = min(scores.values(), default=0)
     most = max(scores.values(), default=0)
-    # A written run has equal scores as neighbors in single precision, 2^-23 apart: see `ranked`.
-    equal = most - least <= len(scores) * 2.0**-23 * abs(most)
+    equal = most == least or _were_equal(scores)
     return {p: 1.0 if equal else (s - least) / (most - least) for p, s in scores.items()}
+
+
+def _were_equal(scores: Mapping[Name, float]) -> bool:
+    """Whether scores are those that `ranked` gives to equal ones: each the next smaller float32."""
+    values = np.sort(np.fromiter(scores.values(), np.float32, len(scores)))
+    return bool(np.all(np.nextafter(values[:-1], np.float32(np.inf)) == values[1:]))

@@ -80,6 +80,18 @@ def test_scores_without_a_range_count_in_full():
     assert fuse_runs(runs, "min_max") == {"q": {"b": 2.0, "a": 1.0}}
 
 
+@pytest.mark.parametrize(("n", "least"), [(1000, 0.9899), (1500, 0.9899), (100, 0.98999)])
+def test_scores_that_differ_little_have_the_values_of_the_formula(tmp_path, n, least):
+    scores = {f"d{i}": float(s) for i, s in enumerate(np.linspace(0.99, least, n, dtype="f4"))}
+    write_run(tmp_path / "run", {"q": scores})
+    for run in ({"q": scores}, read_run(tmp_path / "run")):
+        found = fuse_runs([run, {"q": {}}], "min_max", depth=n)["q"]
+        expected = {passage: share_of_range(run, "q", passage) for passage in scores}
+        assert found == expected
+        assert found[f"d{n - 1}"] == 0
+        assert found[f"d{n // 2}"] == pytest.approx(0.5, abs=0.02)
+
+
 @pytest.mark.parametrize("score", [5.0, -7.3, 1e-6])
 def test_scores_that_were_equal_before_they_were_written_count_in_full(tmp_path, score):
     write_run(tmp_path / "run", {"q": dict.fromkeys("abcdefgh", score)})

@@ -180,8 +180,15 @@ def title_separator(prompts: Mapping[str, str | None]) -> str:
 
 
 def join_title(title: str, text: str, separator: str) -> str:
-    """Returns a passage as an encoder reads it: its title, if it has one, before its text."""
-    return f"{title}{separator}{text}" if title else text
+    """Returns a passage as it is read, in training and in search: its title before its text.
+
+    Without a title, or where it is the text's first line already, that is the text alone. A text
+    that begins with the words of its title, or with longer ones, has the title before it.
+    """
+    first_line = text.lstrip().partition("\n")[0]
+    if not title or first_line.split() == title.split():
+        return text
+    return f"{title}{separator}{text}"
 
 
 def to_json(representation: Representation) -> dict[str, Any]:

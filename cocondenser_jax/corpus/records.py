@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError, name_extra, whole_message
 from cocondenser_jax.files.whole import without_surrogates
+from cocondenser_jax.representation import join_title
 
 MAX_DOCUMENT_BYTES = 50_000_000
 BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
@@ -101,10 +102,7 @@ def to_document(record: Record) -> Document:
             raise UserError(f"{where} has no `text` (a string) and no `spans` (a list of strings)")
         if not isinstance(title, str):
             raise UserError(f"{where}: `title` must be a string")
-        text = text.strip()
-        title = title.strip()
-        if not text.startswith(title):
-            text = f"{title}\n{text}"
+        text = join_title(title.strip(), text.strip(), "\n")
         document = Document(name, without_surrogates(text))
     check_size(len(document.text), where)
     return document

@@ -24,7 +24,7 @@ def test_jsonl_plain_and_compressed(tmp_path, suffix):
         [
             {"text": "no name"},
             {"_id": "b", "title": "Title", "text": "and text"},
-            {"id": 7, "title": "Title", "text": "\nTitle comes again"},
+            {"id": 7, "title": "Title", "text": "\nTitle \ncomes again"},
             {"id": "c", "title": "", "text": ""},
             {"id": "d", "spans": ["one", "two"], "title": "ignored"},
         ],
@@ -34,7 +34,7 @@ def test_jsonl_plain_and_compressed(tmp_path, suffix):
     assert list(read_documents(str(path))) == [
         Document("1", "no name"),
         Document("b", "Title\nand text"),
-        Document("7", "Title comes again"),
+        Document("7", "Title \ncomes again"),
         Document("c", ""),
         Document("d", "one\ntwo", ("one", "two")),
     ]

@@ -6,6 +6,7 @@ import lzma
 import pytest
 from backports import zstd
 
+from cocondenser_jax.corpus.records import Record, to_document
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.folder import (
     Passage,
@@ -118,3 +119,21 @@ def test_candidates_are_the_best_results_that_are_not_relevant(tmp_path):
 def test_unknown_passages_are_counted(tmp_path):
     with pytest.raises(UserError, match=r"qrels.tsv names 2 passages .*: x, y$"):
         require_known(["a", "x", "y", "x"], {"a": ""}, "passages", "qrels.tsv")
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "read"),
+    [
+        ("Ant", "Ants are small.", "Ant|Ants are small."),
+        ("River", "River water flows.", "River|River water flows."),
+        ("A", "A castle.", "A|A castle."),
+        ("Stone market", "Stone  market\nThe castle.", "Stone  market\nThe castle."),
+        ("Stone", "Stone", "Stone"),
+        ("Stone", "A Stone\nStone", "Stone|A Stone\nStone"),
+        ("", "Stone", "Stone"),
+    ],
+)
+def test_training_and_search_read_a_title_once(title, text, read):
+    assert passage_text(Passage("d", title, text), "|") == read
+    fields = {"_id": "d", "title": title, "text": text}
+    assert to_document(Record(fields, "d", "here")).text == read.replace("|", "\n")

@@ -27,7 +27,6 @@ RETRIEVAL = [
     "bm25s>=0.3.6",
     "numba>=0.61",
     "PyStemmer>=2.2.0.3",
-    "regex>=2025.10.22",
 ]
 TENSORBOARD = ["tensorboard>=2.20"]
 REPORT = ["matplotlib>=3.10", "Jinja2>=3.1.5", "MarkupSafe>=3"]
@@ -92,6 +91,7 @@ setup(
         "markdown-it-py>=3",
         "ml_collections>=1.1",
         "pyarrow>=24",
+        "regex>=2025.10.22",
         "safetensors>=0.8",
         "scipy>=1.15",
         "tokenizers>=0.23.1",

@@ -12,6 +12,7 @@ from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
+import regex
 
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
@@ -27,10 +28,13 @@ KNOWN_WORDS = 100_000  # first words of spans whose tokens are remembered (byte-
 # A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
 # text does. A blank line always is.
 _LINE_BORDER = re.compile(r"\n\s*\n|\n(?!\s*[a-z])")
-# A full stop, question or exclamation mark, closing quotes and brackets, a space, and then
-# anything but a lower-case letter. Ideographic marks need no space.
-_SENTENCE_BORDER = re.compile(
-    r"[.!?…。！？](?:(?<=[。！？])[”’」』）]*|[\"'”’»)\]]* (?![a-z]))"  # noqa: RUF001
+# A mark that ends sentences, closing quotes and brackets, a space, and then anything but a
+# lower-case letter. Marks that belong to a script without capitals, such as 。 or ।, need no space;
+# Urdu's stands in abbreviations, too.
+_OWN_MARK = r"[\p{Sentence_Terminal}--[\x00-\x7F\u06D4\u2000-\u206F\uFE50-\uFE6F\uFF0E]]"
+_SENTENCE_BORDER = regex.compile(
+    rf"(?V1){_OWN_MARK}+[\"'”’»)\]」』）]*"  # noqa: RUF001
+    r"|[\p{Sentence_Terminal}…][\"'”’»)\]]* (?![a-z])"  # noqa: RUF001
 )
 # After these a full stop does not end a sentence; nor does it after initials ("J. R. Smith").
 _ABBREVIATION = re.compile(

@@ -2,6 +2,7 @@ import zlib
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,11 +63,36 @@ def plain(span):
             "wrapped line goes on", "New one", "and a block",
         ]),
         ("一つ。二つ？ 三つ", ["一つ。", "二つ？", "三つ"]),
+        ("好！？我。", ["好！？", "我。"]),
+        ("नदी है। शहर है॥ पानी।किताब", ["नदी है।", "शहर है॥", "पानी।", "किताब"]),
+        ("دریا ہے۔ شہر ہے۔ یو۔ایس", ["دریا ہے۔", "شہر ہے۔", "یو۔ایس"]),
+        ("ወንዝ ነው። ተራራ፧ ገበያ", ["ወንዝ ነው።", "ተራራ፧", "ገበያ"]),
+        ("գետ է։ Լեռ։", ["գետ է։", "Լեռ։"]),
+        ("هذا واحد. هل هذا اثنان؟ «ثلاثة.» أربعة", [
+            "هذا واحد.", "هل هذا اثنان؟", "«ثلاثة.»", "أربعة",
+        ]),
+        ("မြစ်။ မြို့။", ["မြစ်။", "မြို့။"]),
+        ("ទន្លេ។ ទីក្រុង។", ["ទន្លេ។", "ទីក្រុង។"]),
+        ("Really‽ Yes⁇ no ‼ lower", ["Really‽", "Yes⁇ no ‼ lower"]),
         (" \n \n\t", []),
     ],
 )  # fmt: skip
 def test_sentences(text, sentences):
     assert split_sentences(text) == sentences
+
+
+def test_every_mark_that_ends_sentences_in_unicode_ends_one():
+    marks = regex.findall(r"\p{Sentence_Terminal}", "".join(map(chr, range(0x110000))))
+    assert len(marks) > 150
+    for mark in marks:
+        assert split_sentences(f"one{mark} Two{mark} three") == [
+            f"one{mark}", *([f"Two{mark} three"] if _needs_space(mark) else [f"Two{mark}", "three"])
+        ]  # fmt: skip
+
+
+def _needs_space(mark):
+    """Of scripts with capitals, before which a border is."""
+    return regex.match(r"[.!?\u06D4\u2000-\u206F\uFE50-\uFE6F\uFF0E]", mark) is not None
 
 
 @given(DOCUMENTS)

@@ -174,7 +174,8 @@ def encode(
             write_parquet(folder, parquet)
     if json_out:
         write_json(json_out, manifest.to_json())
-    print_text(f"{out}: {manifest.passages:,} passages, {manifest.dimension:,} dimensions")
+    how = f"{manifest.dimension:,} dimensions, pooling={manifest.representation.pooling}"
+    print_text(f"{out}: {manifest.passages:,} passages, {how}")
     if task == (0, 1):
         print_command("search", f"--embeddings={out}", f"--model={model}")
 

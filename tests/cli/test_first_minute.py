@@ -48,7 +48,7 @@ def test_documents_without_ids_are_encoded_indexed_and_found(
     capsys.readouterr()
     assert main(encode) == 0
     made, following = capsys.readouterr().out.splitlines()
-    assert made == f"{tmp_path}/vectors: 4 passages, 32 dimensions"
+    assert made == f"{tmp_path}/vectors: 4 passages, 32 dimensions, pooling=mean"
     assert following == f"next: cocondenser search --embeddings={tmp_path}/vectors {model}"
     index = ["index", f"--embeddings={tmp_path}/vectors", f"--out={tmp_path}/index"]
     assert main(index) == 0

@@ -3,6 +3,8 @@
 Shapes as in `encoder.py`: B spans, L tokens of a span, Q rows, N heads, H size of a head.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, UInt32
@@ -47,3 +49,56 @@ def attend(  # noqa: PLR0913  # the inputs of attention, as a kernel takes them
     weights_BxNxQxL = jax.nn.softmax(scores_BxNxQxL, axis=-1).astype(query_BxNxHxQ.dtype)
     weights_BxNxQxL = dropout(weights_BxNxQxL, rate, seeds_BxNxQ)
     return jnp.einsum("bnql,bnhl->bnhq", weights_BxNxQxL, value_BxNxHxL)
+
+
+def attend_in_windows(
+    query_BxNxHxL: Float[Array, "B N H L"],
+    key_BxNxHxL: Float[Array, "B N H L"],
+    value_BxNxHxL: Float[Array, "B N H L"],
+    mask_BxL: Bool[Array, "B L"],
+    seeds_BxNxL: UInt32[Array, "B N L"] | None,
+    window: tuple[int, float],
+) -> Float[Array, "B N H L"]:
+    """Returns `context_BxNxHxL` as `attend`, where a row sees the tokens near it.
+
+    The rows are cut into K blocks of W, as many as a row sees on each side. A block is compared
+    with the block before it, itself and the one after it: 3 W tokens, whatever the length.
+
+    Args:
+      query_BxNxHxL: of all tokens.
+      key_BxNxHxL: of the tokens.
+      value_BxNxHxL: of the tokens.
+      mask_BxL: true at tokens.
+      seeds_BxNxL: of the dropout of a row's weights; None for no dropout.
+      window: W, and the rate of the dropout.
+    """
+    width, rate = window
+    n_spans, n_heads, size, length = query_BxNxHxL.shape
+    n_blocks = -(-length // width)
+    n_more = n_blocks * width - length
+
+    def blocks(x: Any) -> Any:
+        padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, n_more)])
+        return padded.reshape(*x.shape[:-1], n_blocks, width)
+
+    def neighbors(x: Any) -> Any:
+        around = jnp.pad(blocks(x), [(0, 0)] * (x.ndim - 1) + [(1, 1), (0, 0)])
+        return jnp.concatenate([around[..., i : i + n_blocks, :] for i in range(3)], axis=-1)
+
+    rows_KxW = jnp.arange(n_blocks * width).reshape(n_blocks, width)
+    columns_KxC = rows_KxW[:, :1] - width + jnp.arange(3 * width)[None]
+    near_KxWxC = jnp.abs(rows_KxW[:, :, None] - columns_KxC[:, None]) <= width
+    visible_Bx1xKxWxC = neighbors(mask_BxL)[:, None, :, None] & near_KxWxC[None, None]
+    scores_BxNxKxWxC = float32_product(
+        "bnhkw,bnhkc->bnkwc", blocks(query_BxNxHxL), neighbors(key_BxNxHxL)
+    )
+    least = jnp.finfo(jnp.float32).min
+    scores_BxNxKxWxC = jnp.where(visible_Bx1xKxWxC, scores_BxNxKxWxC, least)
+    weights_BxNxKxWxC = jax.nn.softmax(scores_BxNxKxWxC, axis=-1).astype(query_BxNxHxL.dtype)
+    seeds_BxNxKxW = None if seeds_BxNxL is None else blocks(seeds_BxNxL)
+    columns = columns_KxC[None, None, :, None]
+    weights_BxNxKxWxC = dropout(weights_BxNxKxWxC, rate, seeds_BxNxKxW, columns)
+    context_BxNxHxKxW = jnp.einsum(
+        "bnkwc,bnhkc->bnhkw", weights_BxNxKxWxC, neighbors(value_BxNxHxL)
+    )
+    return context_BxNxHxKxW.reshape(n_spans, n_heads, size, -1)[..., :length]

@@ -31,15 +31,21 @@ def fold_in(
 
 
 def dropout(
-    x: Float[Array, "*rows D"], rate: float, seeds: UInt32[Input, "*rows"] | None
+    x: Float[Array, "*rows D"],
+    rate: float,
+    seeds: UInt32[Input, "*rows"] | None,
+    columns: Shaped[Input, "..."] | None = None,
 ) -> Float[Array, "*rows D"]:
     """Zeroes elements of `x` with probability `rate`, and scales the others by 1 / (1 - rate).
 
     There is one seed (uint32) for each row along the last axis of `x`; None is for no dropout.
+    `columns` are the numbers of the elements, of as many axes as `x`; None: 0, 1, ... in each row.
     """
     if seeds is None or rate == 0.0:
         return x
-    bits = fold_in(seeds, jnp.arange(x.shape[-1]).reshape((1,) * seeds.ndim + (-1,)))
+    if columns is None:
+        columns = jnp.arange(x.shape[-1]).reshape((1,) * seeds.ndim + (-1,))
+    bits = fold_in(seeds, columns)
     return jnp.where(bits >= jnp.uint32(rate * 2**32), x / (1.0 - rate), jnp.zeros((), x.dtype))
 
 

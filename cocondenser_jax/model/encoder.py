@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 
-from cocondenser_jax.model.attention import attend, head_seeds
+from cocondenser_jax.model.attention import attend, attend_in_windows, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
 from cocondenser_jax.model.kernels import attend_jointly
@@ -271,26 +271,28 @@ class TransformerLayer(nn.Module):
         query_BxNxHxQ = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
         key_BxNxHxL = project(keys_BxLxD, "key")
         value_BxNxHxL = project(keys_BxLxD, "value")
-        visible_Bx1xQxL = jnp.asarray(attention_mask_BxL, bool)[:, None, None, :]
+        mask_BxL = jnp.asarray(attention_mask_BxL, bool)
+        visible_Bx1xQxL = mask_BxL[:, None, None, :]
         positions_1xL = jnp.arange(length)[None]
         is_local = config.attends_locally(self.number)
         if config.backbone.rotary:
             base = config.local_rope_theta if is_local else config.global_rope_theta
             query_BxNxHxQ = rotate(query_BxNxHxQ, numbers_BxQ, base)
             key_BxNxHxL = rotate(key_BxNxHxL, positions_1xL, base)
-        if is_local:
-            distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
-            visible_Bx1xQxL &= distances_BxQxL[:, None] <= config.local_attention // 2
-
-        context_BxNxHxQ = attend(
-            query_BxNxHxQ,
-            key_BxNxHxL,
-            value_BxNxHxL,
-            visible_Bx1xQxL,
-            bias_BxNxQxL,
-            fold_in(head_seeds(seeds_B, config.num_attention_heads), numbers_BxQ[:, None]),
-            config.attention_probs_dropout_prob,
-        )
+        seeds_BxN = head_seeds(seeds_B, config.num_attention_heads)
+        seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
+        arrays = query_BxNxHxQ, key_BxNxHxL, value_BxNxHxL
+        rate = config.attention_probs_dropout_prob
+        width = config.local_attention // 2
+        has_all_rows = queries_BxQxD is keys_BxLxD
+        if is_local and has_all_rows and length > 3 * width > 0:
+            assert bias_BxNxQxL is None
+            context_BxNxHxQ = attend_in_windows(*arrays, mask_BxL, seeds_BxNxQ, (width, rate))
+        else:
+            if is_local:
+                distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
+                visible_Bx1xQxL &= distances_BxQxL[:, None] <= width
+            context_BxNxHxQ = attend(*arrays, visible_Bx1xQxL, bias_BxNxQxL, seeds_BxNxQ, rate)
         context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
         return nn.Einsum(square, "bes,ed->bsd", name="output", **options)(context_BxDxQ)
 

@@ -37,17 +37,22 @@ def _backbone(config: ModelConfig, length: int, rows: int) -> int:
     is_mean = config.representation.pooling == "mean"
     if is_mean or config.skip_from == config.num_hidden_layers:
         rows = length  # the mean, or the head, reads all of the last layer
-    full = (config.num_hidden_layers - 1) * _layer(config, length, length)
-    return full + _layer(config, length, rows)
+    last = config.num_hidden_layers - 1
+    full = sum(_layer(config, length, length, number) for number in range(last))
+    return full + _layer(config, length, rows, last)
 
 
-def _layer(config: ModelConfig, length: int, rows: int) -> int:
+def _layer(config: ModelConfig, length: int, rows: int, number: int | None = None) -> int:
     """One layer whose output is computed at `rows` of `length` positions."""
+    keys = length
+    near = 3 * (config.local_attention // 2)  # see `attention.attend_in_windows`
+    if config.attends_locally(number) and rows == length > near > 0:
+        keys = near
     size = config.hidden_size
     inner = config.intermediate_size
     keys_and_values = 2 * length * 2 * size * size
     queries_and_output = 2 * rows * 2 * size * size
-    attention = 2 * rows * length * 2 * size
+    attention = 2 * rows * keys * 2 * size
     n_matrices = 3 if config.backbone.gated else 2
     feed_forward = 2 * rows * n_matrices * size * inner
     return keys_and_values + queries_and_output + attention + feed_forward

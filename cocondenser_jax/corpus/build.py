@@ -227,6 +227,14 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
         )
 
 
+def require_spans(source: str, tokenizer: SpanTokenizer, max_tokens: int) -> None:
+    """Raises a UserError if no document of a source has a span; reads on until one has."""
+    for batch in batches(read_documents(source)):
+        if any(cut_documents(batch, tokenizer, max_tokens)):
+            return
+    raise UserError(f"{source}: no document has a span of {MIN_TOKENS} tokens")
+
+
 def _write_store(
     folder: Path,
     documents: Iterator[Document],

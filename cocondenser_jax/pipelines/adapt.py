@@ -29,6 +29,7 @@ from cocondenser_jax.configs.adapt import fit
 from cocondenser_jax.convert.from_torch import load_vectors, read_shape
 from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.corpus.batches import require_room
+from cocondenser_jax.corpus.build import require_spans
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
 from cocondenser_jax.corpus.sources import documents_sha256
@@ -113,6 +114,7 @@ def adapt(
     config = _settings(_propose(_MANY_SPANS), overrides, vectors, shape.longest_text)
     _check(config, shape, tokenizer)
     asked = None if trial is None else _check_judged(trial)
+    require_spans(corpus, tokenizer, config.data.length)
     started = {
         "command": "adapt",
         "model": start.sha256(),

@@ -279,6 +279,16 @@ def test_a_corpus_that_cannot_be_read_leaves_no_folder(model_folder, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("text", [" ", "a"])
+def test_a_corpus_without_a_span_leaves_no_folder(model_folder, tmp_path, capsys, text):
+    corpus = write_records(tmp_path / "corpus.jsonl", [{"text": text}] * 2)
+    words = ["adapt", f"--corpus={corpus}", f"--model={model_folder}"]
+    assert main([*words, f"--workdir={tmp_path / 'run'}", "--config.data.length=16"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"cocondenser: {corpus}: no document has a span of 8 tokens"
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture
 def publish(tmp_path, monkeypatch, capsys):
     """Runs `adapt` up to its store; returns its workdir."""

@@ -118,7 +118,7 @@ def mine(folder: Path, size: Size, depth: int) -> list[str]:
     for seed in (1, 2):
         write_run(folder / f"{seed}.trec", size, depth, seed)
     runs = [f"--run={folder}/{seed}.trec" for seed in (1, 2)]
-    return ["mine", f"--data={data}", *runs, f"--depth={depth}", f"--out={folder}/pool.trec"]
+    return ["mine", f"--data={data}", *runs, f"--depth={depth}", f"--run_out={folder}/pool.trec"]
 
 
 def retrieve(folder: Path, size: Size, depth: int) -> list[str]:

@@ -278,7 +278,7 @@ def train_ours(run: Run, settings: Mapping[str, Any], out: Path) -> None:
     config = "condenser" if run.mlm_weight is None else "cocondenser"
     workdir = out.with_suffix(".run")
     call("pretrain", f"--config=configs/{config}.py", f"--workdir={workdir}", *overrides)
-    call("convert", f"--checkpoint={workdir}", f"--out={out}")
+    call("convert", f"--run_dir={workdir}", f"--out={out}")
 
 
 def settings_of(run: Run, start: Path, store: TokenStore, protocol: Protocol) -> dict[str, Any]:
@@ -569,7 +569,7 @@ def evaluate(run: Path, data: Path, out: Path, other: Path | None = None) -> dic
     flags = [
         f"--run={run}",
         f"--qrels={data / 'qrels' / 'test.tsv'}",
-        f"--metrics={','.join(METRICS)}",
+        f"--metric={','.join(METRICS)}",
         f"--json_out={out}",
     ]
     call("evaluate", *flags, *([f"--compare_with={other}"] if other else []))

@@ -3,7 +3,7 @@
 All three compute the same losses and the gradient of every tensor, in float32, without dropout and
 with the same masks. PyTorch's are computed by transformers' modules, and share no code with ours.
 
-  python -m checks.verify --checkpoint=runs/cocondenser --pytorch_folder=runs/model
+  python -m checks.verify --run_dir=runs/cocondenser --pytorch_folder=runs/model
 
 The exit status is 1 if they differ.
 """
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Prints the comparison; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a run folder of pretrain")
+    parser.add_argument("--run_dir", type=Path, required=True, help="a run folder of pretrain")
     parser.add_argument("--step", type=int, help="step of the checkpoint (default: the latest)")
     parser.add_argument(
         "--pytorch_folder",
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_libtpu()
     try:
         rows = verify_checkpoint(
-            arguments.checkpoint,
+            arguments.run_dir,
             step=arguments.step,
             pytorch_folder=arguments.pytorch_folder,
             store=arguments.store,

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--database", type=Path, required=True, help="a folder of databases")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
-    parser.add_argument("--top_k", type=int, default=10)
+    parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
     model, name = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query)
@@ -45,7 +45,7 @@ def main() -> None:
         load(arguments.embeddings, database)
     table = lancedb.connect(database).open_table("passages")
     # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
-    rows = table.search(vector_D).distance_type("dot").limit(arguments.top_k).to_list()
+    rows = table.search(vector_D).distance_type("dot").limit(arguments.depth).to_list()
     hits = [(1 - r["_distance"], Passage(r["id"], r["title"], r["text"])) for r in rows]
     print_search(arguments.query, hits)
 

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--database", required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
-    parser.add_argument("--top_k", type=int, default=10)
+    parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
     model, name = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query).tolist()
@@ -71,7 +71,7 @@ def main() -> None:
     client = OpenSearch(arguments.database)
     if not client.indices.exists_alias(name=name):
         load(client, name, arguments.embeddings, len(vector_D))
-    depth = max(DEPTH, arguments.top_k)
+    depth = max(DEPTH, arguments.depth)
     lexical = {"match": {"words": arguments.query}}
     dense = {"knn": {"vector": {"vector": vector_D, "k": depth}}}
     body = {
@@ -80,7 +80,7 @@ def main() -> None:
         "query": {"hybrid": {"queries": [lexical, dense]}},
         "search_pipeline": {"phase_results_processors": [FUSION]},
     }
-    found = client.search(index=name, body=body)["hits"]["hits"][: arguments.top_k]
+    found = client.search(index=name, body=body)["hits"]["hits"][: arguments.depth]
     rows = [(hit["_score"], hit["_source"]) for hit in found]
     hits = [(score, Passage(**payload)) for score, payload in rows]
     print_search(arguments.query, hits)

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--database", required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
-    parser.add_argument("--top_k", type=int, default=10)
+    parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
     model, table = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query)
@@ -56,8 +56,8 @@ def main() -> None:
         # vector_ip_ops)" builds an approximate one. <#> is the negative inner product.
         found = connection.execute(
             f"SELECT -(vector <#> %(query)s), id, title, text FROM {table}"
-            " ORDER BY vector <#> %(query)s LIMIT %(top_k)s",
-            {"query": Vector(vector_D), "top_k": arguments.top_k},
+            " ORDER BY vector <#> %(query)s LIMIT %(depth)s",
+            {"query": Vector(vector_D), "depth": arguments.depth},
         )
         hits = [(score, Passage(*fields)) for score, *fields in found]
     print_search(arguments.query, hits)

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--database", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--query", required=True)
-    parser.add_argument("--top_k", type=int, default=10)
+    parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
     model, name = open_query_model(arguments.embeddings, arguments.model)
     vector_D = model.encode_query(arguments.query).tolist()
@@ -54,7 +54,7 @@ def main() -> None:
     client = QdrantClient(path=str(arguments.database))  # or url="http://...", of a server
     if not client.collection_exists(name):
         load(client, name, arguments.embeddings, len(vector_D))
-    found = client.query_points(name, query=vector_D, limit=arguments.top_k).points
+    found = client.query_points(name, query=vector_D, limit=arguments.depth).points
     rows = [(point.score, point.payload) for point in found]
     hits = [(score, Passage(**payload)) for score, payload in rows]
     print_search(arguments.query, hits)

@@ -27,7 +27,7 @@ def pretrain(config: str, out: str, settings: Settings) -> list[Command]:
         words(
             "cocondenser pretrain", f"--config={config}", f"--workdir={run}", *overrides(settings)
         ),
-        words("cocondenser convert", f"--checkpoint={run}", f"--out={out}"),
+        words("cocondenser convert", f"--run_dir={run}", f"--out={out}"),
     ]
 
 
@@ -49,7 +49,7 @@ def mine(runs: Sequence[str], data: str, depth: int, out: str, *flags: str) -> C
         f"--data={data}",
         *flags,
         f"--depth={depth}",
-        f"--out={out}",
+        f"--run_out={out}",
     )
 
 
@@ -99,7 +99,7 @@ def evaluate(run: str, qrels: str, metrics: str, out: str) -> Command:
         "cocondenser evaluate",
         f"--run={run}",
         f"--qrels={qrels}",
-        f"--metrics={metrics}",
+        f"--metric={metrics}",
         f"--json_out={out}",
     )
 

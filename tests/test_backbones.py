@@ -54,14 +54,14 @@ def test_a_family_from_text_to_what_pytorch_computes(model_type, pretrain, tmp_p
     scratch = tmp_path / "scratch"
     assert main([*pretrain, f"--workdir={scratch}", f"--config.model.model_type={model_type}"]) == 0
     assert load_run(scratch)[0].model_type == model_type
-    assert verify([f"--checkpoint={scratch}", "--documents=2"]) == 0
+    assert verify([f"--run_dir={scratch}", "--documents=2"]) == 0
 
 
 @pytest.mark.parametrize("model_type", ["modernbert"], indirect=True)
 def test_from_text_to_a_model_and_on_from_it(model_type, pretrain, tmp_path):
     scratch, model, again = (tmp_path / x for x in ("scratch", "model", "again"))
     assert main([*pretrain, f"--workdir={scratch}", f"--config.model.model_type={model_type}"]) == 0
-    assert main(["convert", f"--checkpoint={scratch}", f"--out={model}"]) == 0
+    assert main(["convert", f"--run_dir={scratch}", f"--out={model}"]) == 0
     pretrain += [f"--config.warm_start={model}", "--config.optimizer.learning_rate=0"]
     assert main([*pretrain, f"--workdir={again}"]) == 0
 

@@ -102,8 +102,8 @@ def test_a_database_finds_what_the_exact_search_finds(
     name, database, encoded, model, beir, tmp_path, capfd
 ):
     embeddings = encoded
-    for query, top_k in zip(list(read_queries(beir).values())[3:5], (10, 25), strict=True):
-        asked = {"model": model, "query": query, "top_k": top_k}
+    for query, depth in zip(list(read_queries(beir).values())[3:5], (10, 25), strict=True):
+        asked = {"model": model, "query": query, "depth": depth}
         exact = [f"--embeddings={encoded}", f"--json_out={tmp_path}/hits.json"]
         capfd.readouterr()
         assert (
@@ -113,9 +113,9 @@ def test_a_database_finds_what_the_exact_search_finds(
         printed = ask(name, embeddings=embeddings, database=database, **asked)
         ids = [hit["id"] for hit in json.loads((tmp_path / "hits.json").read_text())["hits"]]
         assert list(found_hits(printed)) == ids
-        assert len(ids) == top_k
+        assert len(ids) == depth
         assert printed == expected
-        embeddings = without_shards(encoded, tmp_path / f"without-{top_k}")
+        embeddings = without_shards(encoded, tmp_path / f"without-{depth}")
 
 
 @in_databases("lancedb", "qdrant", "pgvector")
@@ -123,7 +123,7 @@ def test_other_vectors_of_the_same_size_are_not_taken_for_each_other(
     name, database, encoded, model, make_model, beir, tmp_path, capfd
 ):
     """Passages encoded in another way, or by another model, are loaded beside the first ones."""
-    asked = {"database": database, "query": "gfe", "top_k": 20}
+    asked = {"database": database, "query": "gfe", "depth": 20}
     first = ask(name, embeddings=encoded, model=model, **asked)
     other = write_retriever(make_model(seed=7), tmp_path / "other", "mean")
     ways = {"given": (model, ["--pooling=cls", "--query_prompt=abc "]), "by_other": (other, [])}
@@ -132,7 +132,7 @@ def test_other_vectors_of_the_same_size_are_not_taken_for_each_other(
         command = ["encode", f"--model={encoder}", f"--corpus={beir}", f"--out={out}"]
         assert main([*command, *flags]) == 0
         capfd.readouterr()
-        words = [f"--model={encoder}", f"--embeddings={out}", "--query=gfe", "--top_k=20"]
+        words = [f"--model={encoder}", f"--embeddings={out}", "--query=gfe", "--depth=20"]
         assert main(["search", *words]) == 0
         expected = capfd.readouterr().out.splitlines()
         assert expected != first
@@ -148,7 +148,7 @@ def test_a_database_has_all_passages_or_is_not_searched(
     damaged = shutil.copytree(encoded, tmp_path / "damaged")
     last = sorted(damaged.glob("*.arrow"))[-1]
     last.write_bytes(last.read_bytes()[:-1000])
-    asked = {"database": database, "model": model, "query": "gfe", "top_k": 100}
+    asked = {"database": database, "model": model, "query": "gfe", "depth": 100}
     assert ask(name, embeddings=damaged, **asked) is None
     printed = ask(name, embeddings=encoded, **asked)
     assert sorted(found_hits(printed)) == sorted(passage.id for passage in read_corpus(beir))
@@ -174,14 +174,14 @@ def test_opensearch_is_asked_for_both_rankings_in_one_query(encoded, model, beir
     cluster = Cluster()
     embeddings = encoded
     with serving(cluster) as address:
-        for query, top_k in zip(list(read_queries(beir).values())[3:5], (10, 25), strict=True):
-            asked = {"model": model, "query": query, "top_k": top_k}
+        for query, depth in zip(list(read_queries(beir).values())[3:5], (10, 25), strict=True):
+            asked = {"model": model, "query": query, "depth": depth}
             printed = ask("opensearch", embeddings=embeddings, database=address, **asked)
             expected = expected_fusion(query, model, passages)
             scores = found_hits(printed)
-            assert list(scores) == list(expected)[:top_k]
+            assert list(scores) == list(expected)[:depth]
             assert scores == pytest.approx({id_: expected[id_] for id_ in scores}, abs=0.006)
-            embeddings = without_shards(encoded, tmp_path / f"without-{top_k}")
+            embeddings = without_shards(encoded, tmp_path / f"without-{depth}")
     (fields,) = cluster.mappings.values()
     assert fields["vector"] == {
         "type": "knn_vector",

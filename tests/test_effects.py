@@ -1,7 +1,7 @@
 """Every setting and every flag has a test of its effect.
 
 Such a test gives a value that is not the default, asserts what changes, and names what it covers:
-`@pytest.mark.effect("pretrain optimizer.b1", "search --top_k")`. The marks are read from the source
+`@pytest.mark.effect("pretrain optimizer.b1", "search --depth")`. The marks are read from the source
 of the tests and compared with the declared settings and with the parser, so a setting or flag that
 is added without a test fails here, and so does the mark of one that is gone. A flag that may be
 repeated has a second name, such as "fuse --run...", for a test that gives several.

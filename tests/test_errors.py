@@ -94,7 +94,7 @@ IN_PARTS = ["--source=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
 @pytest.mark.parametrize(
     ("package", "command"),
     [
-        ("jax", ["convert", "--checkpoint=run", "--out=m"]),
+        ("jax", ["convert", "--run_dir=run", "--out=m"]),
         ("faiss", ["index", "--embeddings=e", "--out=i"]),
         ("tensorflow_datasets", ["vocabulary", "--source=tfds:lm1b", "--out=v"]),
         ("datatrove", ["corpus", *IN_PARTS, "--executor=slurm"]),

@@ -37,7 +37,7 @@ def test_mteb_finds_the_metrics_of_evaluate(similarity, model_folder, beir, tmp_
     assert main(encode) == 0
     assert main(["retrieve", *flags, f"--embeddings={embeddings}", f"--run_out={run}"]) == 0
     evaluate = ["evaluate", f"--run={run}", f"--qrels={beir}/qrels/train.tsv"]
-    asked = ["--metrics=nDCG@10,MRR@10,Recall@100", f"--json_out={metrics}"]
+    asked = ["--metric=nDCG@10,MRR@10,Recall@100", f"--json_out={metrics}"]
     assert main([*evaluate, *asked]) == 0
     expected = json.loads(metrics.read_text())["mean"]
     assert 0 < expected["nDCG@10"] < expected["Recall@100"]

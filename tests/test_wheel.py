@@ -198,7 +198,7 @@ def test_it_searches_without_jax(install, tmp_path, research_folders):
     model = f"--model={research_folders['bert']}"
     run("cocondenser", "encode", model, "--corpus=.", "--out=embeddings")
     run("cocondenser", "index", "--embeddings=embeddings", "--out=index")
-    query = ["--query=Search.", "--top_k=3"]
+    query = ["--query=Search.", "--depth=3"]
     assert run("cocondenser", "search", "--index=index", model, *query).count("\n") >= 3
-    missing = run("cocondenser", "convert", "--checkpoint=run", "--out=m", status=2)
+    missing = run("cocondenser", "convert", "--run_dir=run", "--out=m", status=2)
     assert "cocondenser-jax[pretrain]" in missing

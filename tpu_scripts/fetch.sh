@@ -44,6 +44,6 @@ run gcloud storage cp "$BUCKET/runs/$run/$step.tar" "$archive" ||
 run rm -rf "$partial"
 run mkdir -p "$partial"
 run tar -x -f "$archive" -C "$partial" || fail "$BUCKET/runs/$run/$step.tar is damaged"
-run cocondenser convert --checkpoint="$partial" --out="$out" ||
+run cocondenser convert --run_dir="$partial" --out="$out" ||
   fail "$BUCKET/runs/$run/$step.tar was not converted"
 run mv "$partial" "$workdir"

@@ -33,7 +33,12 @@ _COLUMNS = {
     "evaluate --run=runs/test.trec --qrels=data/msmarco/qrels/test.tsv",
     required("--run", Path, "TREC run"),
     required("--qrels", Path, "TREC or BEIR judgments"),
-    flag("--metrics", "MRR@10,Recall@100,nDCG@10", "metrics, separated by commas"),
+    flag(
+        "--metric",
+        "MRR@10,Recall@100,nDCG@10",
+        "one, or several separated by commas",
+        formerly="metrics",
+    ),
     flag("--compare_with", Path, "another TREC run: compare both by two paired tests"),
     flag(
         "--data",
@@ -51,7 +56,7 @@ _COLUMNS = {
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
 )
-def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_ids, json_out):
+def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.retriever.compare.changes import Judged, Ranking, first_of
     from cocondenser_jax.retriever.data.folder import read_queries, require_known
@@ -61,7 +66,7 @@ def evaluate(run, qrels, metrics, compare_with, data, report, ignore_identical_i
 
     if data:
         from cocondenser_jax.retriever.compare.report import write_changes
-    names = [name.strip() for name in metrics.split(",")]
+    names = [name.strip() for name in metric.split(",")]
     for name in names:
         parse_metric(name)  # a mistake need not wait for the runs
     judgments = read_qrels(qrels)

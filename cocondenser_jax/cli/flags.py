@@ -74,6 +74,7 @@ CORPUS = _Named(str)  # SOURCE
 class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the words; names all required flags that are missing, not the first alone."""
+        self._refuse_old_names(ctx, args)
         given, rest, order = self.make_parser(ctx).parse_args(list(args))
         if any(parameter.is_eager for parameter in order):  # --help
             return super().parse_args(ctx, args)
@@ -87,6 +88,13 @@ class _Command(click.Command):
             names = ", ".join(f"'{parameter.opts[0]}'" for parameter in missing)
             raise click.UsageError(f"Missing options {names}.", ctx)
         return super().parse_args(ctx, args)
+
+    def _refuse_old_names(self, ctx: click.Context, args: Sequence[str]) -> None:
+        named = {f"--{each.formerly}": each for each in self.params if isinstance(each, _Flag)}
+        for word in args:
+            flag = word.partition("=")[0].replace("-", "_").replace("__", "--", 1)
+            if flag != "--" and flag in named:
+                raise click.UsageError(f"{flag} is now --{named[flag].name}", ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Calls the command's function, unless a file to write is one that it reads, or would."""
@@ -206,6 +214,7 @@ def wrapped(example: str) -> str:
 
 class _Flag(click.Option):
     goes_with: tuple[str, ...] = ()  # names of flags; without one of them, this has no effect
+    formerly = ""
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
@@ -234,6 +243,7 @@ def flag(
     goes_with: str | tuple[str, ...] = (),
     required: bool = False,
     multiple: bool = False,
+    formerly: str = "",
 ) -> click.Option:
     """Declares a flag.
 
@@ -247,6 +257,7 @@ def flag(
       goes_with: the flag without which this one is refused; or several, of which one will do.
       required: whether the command needs it.
       multiple: whether it may be repeated.
+      formerly: its name before, without dashes, which is answered with this one.
     """
     if metavar is None:
         metavar = "N" if isinstance(kind, click.IntRange) else _METAVARS.get(name)
@@ -267,6 +278,7 @@ def flag(
         meaning = f"with {_either(needed)}: {meaning}"
     option = _Flag([name], help=meaning, **options)
     option.goes_with = needed
+    option.formerly = formerly
     return option
 
 

@@ -155,13 +155,19 @@ def _print_search(flags: Sequence[str]) -> None:
 
 
 @command(
-    "report --workdir=runs/condenser --workdir=runs/cocondenser",
-    required("--workdir", Path, "a run folder; may be repeated", multiple=True),
+    "report --run_dir=runs/condenser --run_dir=runs/cocondenser",
+    required(
+        "--run_dir",
+        Path,
+        "the --workdir of a training; may be repeated",
+        multiple=True,
+        formerly="workdir",
+    ),
     flag("--out", OUTPUT_FILE, "HTML file to write", default="report.html"),
 )
-def report(workdir, out):
+def report(run_dir, out):
     """Write one HTML page with the curves, settings, data and versions of runs."""
     from cocondenser_jax.retriever.compare.report import write_run_report
 
-    write_run_report(workdir, out)
+    write_run_report(run_dir, out)
     print_text(out)

@@ -207,7 +207,7 @@ def index(embeddings, out, factory, json_out):
     *_dense_search(goes_with=("index", "embeddings")),
     flag("--language", str, _LANGUAGE, goes_with=("hybrid", "corpus")),
     flag("--query", str, "query text (default: every line of standard input, until Ctrl-D)"),
-    flag("--top_k", COUNT, "passages printed", default=10),
+    flag("--depth", COUNT, "passages printed", default=10, formerly="top_k"),
     JSON_OUT,
 )
 def search(
@@ -222,7 +222,7 @@ def search(
     query_prompt,
     language,
     query,
-    top_k,
+    depth,
     json_out,
 ):
     """Print the best passages for a query, or for each line of standard input.
@@ -231,7 +231,7 @@ def search(
     """
     require_one(index=index, embeddings=embeddings, corpus=corpus)
     if corpus is not None:
-        find = _lexical_search(corpus, language, top_k)
+        find = _lexical_search(corpus, language, depth)
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
@@ -247,7 +247,7 @@ def search(
             query_prompt=query_prompt,
             language=language,
         )
-        find = partial(search_text_timed, opened, k=top_k)
+        find = partial(search_text_timed, opened, k=depth)
     answers = []
     for text in _typed_queries() if query is None else [query]:
         hits, seconds = find(text)

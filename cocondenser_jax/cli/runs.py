@@ -127,20 +127,20 @@ def rerank(
 
 
 @command(
-    "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --out=runs/negatives.trec",
+    "mine --run=runs/bm25.trec --run=runs/round1.trec --data=data --run_out=runs/negatives.trec",
     required("--run", Path, "TREC run; may be repeated", multiple=True),
     required("--data", DATA, "the folder of queries and qrels"),
     flag("--split", "train", "mine for the queries of this split"),
-    required("--out", OUTPUT_FILE, "TREC run to write"),
+    required("--run_out", OUTPUT_FILE, "TREC run to write", formerly="out"),
     flag("--depth", COUNT, "rank, in each run, of the last passage taken", default=200),
     flag("--denoise_run", Path, "run of rerank (loss=binary): drop passages it finds relevant"),
     flag("--denoise_below", 0.1, "keep passages with a lower probability", goes_with="denoise_run"),
     JSON_OUT,
 )
-def mine(run, data, split, out, depth, denoise_run, denoise_below, json_out):
+def mine(run, data, split, run_out, depth, denoise_run, denoise_below, json_out):
     """Collect the negatives that finetune samples from, out of one or more runs."""
     from cocondenser_jax.retriever.search.mine import Denoising, mine
 
     denoising = Denoising(denoise_run, below=denoise_below) if denoise_run else None
-    metrics = mine(run, data, split, out, depth=depth, denoising=denoising)
+    metrics = mine(run, data, split, run_out, depth=depth, denoising=denoising)
     print_metrics(metrics, json_out)

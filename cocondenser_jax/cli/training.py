@@ -146,16 +146,16 @@ def _parse_step(text: str) -> int | str:
 
 
 @command(
-    "convert --checkpoint=runs/cocondenser --out=runs/model",
-    required("--checkpoint", Path, "a run folder of pretrain"),
+    "convert --run_dir=runs/cocondenser --out=runs/model",
+    required("--run_dir", Path, "the --workdir of pretrain", formerly="checkpoint"),
     required("--out", Path, "output folder"),
     flag("--step", _parse_step, "number, or best: by the probe (default: latest)", metavar="STEP"),
 )
-def convert(checkpoint, out, step):
+def convert(run_dir, out, step):
     """Turn a checkpoint into a Hugging Face folder."""
     from cocondenser_jax.pretrain.export import export_run
 
-    export_run(checkpoint, out, step=step)
+    export_run(run_dir, out, step=step)
     print_text(out)
 
 

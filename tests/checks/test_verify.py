@@ -129,7 +129,7 @@ def test_an_older_checkpoint_on_other_documents(run, tmp_path):
     write_records(tmp_path / "text.jsonl", reversed(texts))
     store = tmp_path / "store"
     build_store(str(tmp_path / "text.jsonl"), str(run / "tokenizer"), store, max_tokens=24)
-    command = [f"--checkpoint={run}", "--step=1", f"--store={store}"]
+    command = [f"--run_dir={run}", "--step=1", f"--store={store}"]
     command += ["--documents=3", f"--json_out={tmp_path}/rows.json"]
     assert main(command) == 0
     rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
@@ -149,7 +149,7 @@ def test_an_older_checkpoint_on_other_documents(run, tmp_path):
 
 
 def test_a_changed_weight_is_noticed(run, folder, capsys):
-    command = [f"--checkpoint={run}", f"--pytorch_folder={folder}"]
+    command = [f"--run_dir={run}", f"--pytorch_folder={folder}"]
     assert main(command) == 0
     assert "TOO LARGE" not in capsys.readouterr().out
 
@@ -168,14 +168,14 @@ def test_a_changed_weight_is_noticed(run, folder, capsys):
 
 def test_another_model_is_refused(run, folder, capsys):
     (folder / "condenser.json").write_text('{"n_head_layers": 2, "skip_from": 2, "late_mlm": true}')
-    assert main([f"--checkpoint={run}", f"--pytorch_folder={folder}"]) == 2
+    assert main([f"--run_dir={run}", f"--pytorch_folder={folder}"]) == 2
     assert "skip_from is 2, but 1 in " in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(run, tmp_path, capsys):
-    assert main([f"--checkpoint={tmp_path}"]) == 2
+    assert main([f"--run_dir={tmp_path}"]) == 2
     assert "is not a run folder" in capsys.readouterr().err
-    verify_run = [f"--checkpoint={run}"]
+    verify_run = [f"--run_dir={run}"]
     assert main([*verify_run, f"--store={tmp_path}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main([*verify_run, f"--pytorch_folder={tmp_path}"]) == 2

@@ -101,7 +101,7 @@ def bad_inputs(folder):
             pretrain(f"--config.probe.data={folder}/data", "--config.probe.every=0"),
             "but config.probe.every is 0",
         ),
-        "no such run": (["convert", f"--checkpoint={folder}/none", f"--out={folder}/out"], "none"),
+        "no such run": (["convert", f"--run_dir={folder}/none", f"--out={folder}/out"], "none"),
         "no qrels": (
             ["evaluate", f"--run={folder}/runs/test.trec", f"--qrels={folder}/none.tsv"],
             "none.tsv",

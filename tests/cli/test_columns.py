@@ -51,7 +51,7 @@ def test_passages_are_read_as_the_user_says(table, model_folder, tmp_path, capsy
     capsys.readouterr()
     query = read_documents(f"{table}:id,-,text")
     words = next(query).text.split(".")[0]
-    assert main(["search", f"--corpus={table}", COLUMNS, f"--query={words}", "--top_k=1"]) == 0
+    assert main(["search", f"--corpus={table}", COLUMNS, f"--query={words}", "--depth=1"]) == 0
     assert "d0" in capsys.readouterr().out
     assert [passage.id for passage in read_corpus(f"{table}:id,-,text")][:2] == ["d0", "d1"]
 

@@ -24,7 +24,7 @@ from cocondenser_jax.cli.flags import PROGRAM
 GIVEN = {"search": ["--model=folder", "--query=words"], "retrieve": []}
 EMBEDDINGS = "--embeddings=folder"
 # What no function of the package gets: a command reads it itself.
-OWN = {"columns", "json_out", "index", "embeddings", "query", "top_k"}
+OWN = {"columns", "json_out", "index", "embeddings", "query"}
 # Other values of flags that parse their own.
 VALUES = {"report": "page.html", "task": "1/2", "weights": "1,2", "step": "7"}
 
@@ -133,6 +133,7 @@ OPTIONAL = [
     if isinstance(flag, click.Option)
     and not flag.required
     and flag.name not in OWN
+    and (name, flag.name) != ("search", "depth")
     and (name, flag.name) != ("search", "corpus")  # which is searched in place of an index
 ]
 

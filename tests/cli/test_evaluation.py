@@ -35,11 +35,11 @@ def printed(capsys):
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.effect("evaluate --run", "evaluate --qrels", "evaluate --metrics")
+@pytest.mark.effect("evaluate --run", "evaluate --qrels", "evaluate --metric")
 @pytest.mark.effect("evaluate --json_out")
 def test_metrics_by_judgments(folder, capsys):
     command = "evaluate --run=run.trec --qrels=qrels.tsv --json_out=f"
-    assert main([*command.split(), "--metrics=MRR@10, Recall@1"]) == 0
+    assert main([*command.split(), "--metric=MRR@10, Recall@1"]) == 0
     assert printed(capsys) == [["MRR@10", "0.5000"], ["Recall@1", "0.2500"]]
     metrics = json.loads((folder / "f").read_text())
     assert metrics == {
@@ -57,7 +57,7 @@ def test_metrics_by_judgments(folder, capsys):
 def test_results_with_the_id_of_their_query_are_left_out(folder, capsys):
     write_lines(folder / "self.trec", run_lines(["d1 d1 d2", "d2 d2 d3 d1"]))
     write_lines(folder / "self.tsv", ["d1 0 d2 1", "d2 0 d1 1"])
-    command = "evaluate --run=self.trec --compare_with=self.trec --qrels=self.tsv --metrics=MRR@10"
+    command = "evaluate --run=self.trec --compare_with=self.trec --qrels=self.tsv --metric=MRR@10"
     assert main(command.split()) == 0
     assert printed(capsys)[1][1:3] == [f"{(1 / 2 + 1 / 3) / 2:.4f}"] * 2
     assert main([*command.split(), "--ignore_identical_ids"]) == 0
@@ -67,7 +67,7 @@ def test_results_with_the_id_of_their_query_are_left_out(folder, capsys):
 @pytest.mark.effect("evaluate --compare_with")
 def test_two_runs_are_compared(folder, capsys):
     command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
-    assert main([*command.split(), "--metrics=MRR@10,Recall@1", "--json_out=f"]) == 0
+    assert main([*command.split(), "--metric=MRR@10,Recall@1", "--json_out=f"]) == 0
     header, *rows = printed(capsys)
     assert header[:2] == ["run", "other"]
     # Differences of MRR@10: -1/2, 0, 1/2 - 1/3, 0.
@@ -91,13 +91,13 @@ def test_p_of_two_runs_is_a_bound_where_the_draws_end(folder, capsys):
     (folder / "first.trec").write_text("".join(f"q{i} Q0 d 1 2 t\n" for i in queries))
     (folder / "last.trec").write_text("".join(f"q{i} Q0 x 1 2 t\n" for i in queries))
     command = "evaluate --run=first.trec --compare_with=last.trec --qrels=many.tsv"
-    assert main([*command.split(), "--metrics=MRR@10"]) == 0
+    assert main([*command.split(), "--metric=MRR@10"]) == 0
     row = printed(capsys)[1]
     assert row[8:10] == ["≤", "0.0002"]
 
 
 def test_a_run_against_itself(folder, capsys):
-    command = "evaluate --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --metrics=MRR@10"
+    command = "evaluate --run=run.trec --compare_with=run.trec --qrels=qrels.tsv --metric=MRR@10"
     assert main(command.split()) == 0
     assert printed(capsys)[1] == "MRR@10 0.5000 0.5000 +0.0000 +0.0000 to +0.0000 1 1 0 0 4".split()
 
@@ -110,7 +110,7 @@ def test_the_queries_that_change_are_shown(folder, capsys):
     passages = [{"_id": f"d{i}", "title": f"Title {i}", "text": f"text {i}"} for i in range(1, 5)]
     write_records(folder / "data" / "corpus.jsonl", passages)
     compared = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
-    command = [*compared.split(), "--metrics=MRR@10,Recall@1", "--data=data"]
+    command = [*compared.split(), "--metric=MRR@10,Recall@1", "--data=data"]
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "report: report.html"
     assert main([*command, "--report=page.html"]) == 0
@@ -138,10 +138,10 @@ def test_the_queries_that_change_are_shown(folder, capsys):
         ("--qrels=qrels.tsv --run=strange.trec", "no result for any of the 4 judged queries"),
         ("--qrels=qrels.tsv --compare_with=nan.trec", "nan.trec:1: the score"),
         ("--qrels=one.tsv --compare_with=other.trec", "at least two queries"),
-        ("--qrels=qrels.tsv --metrics=MRR@ten", "unknown metric 'MRR@ten'"),
-        ("--qrels=qrels.tsv --metrics=Recall@0", "unknown metric 'Recall@0'"),
-        ("--qrels=qrels.tsv --metrics=", "unknown metric ''"),
-        ("--qrels=none.tsv --metrics=map_at_3", "unknown metric 'map_at_3'"),
+        ("--qrels=qrels.tsv --metric=MRR@ten", "unknown metric 'MRR@ten'"),
+        ("--qrels=qrels.tsv --metric=Recall@0", "unknown metric 'Recall@0'"),
+        ("--qrels=qrels.tsv --metric=", "unknown metric ''"),
+        ("--qrels=none.tsv --metric=map_at_3", "unknown metric 'map_at_3'"),
         ("--qrels=qrels.tsv --top_k=5", "No such option '--top_k'"),
         ("", "Missing option '--qrels'"),
     ],

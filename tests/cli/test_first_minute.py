@@ -70,13 +70,13 @@ def test_documents_without_ids_are_encoded_indexed_and_found(
 @pytest.mark.effect("search --corpus")
 def test_documents_are_searched_without_a_model(tmp_path, capsys):
     corpus = write_text_files(tmp_path)
-    search = ["search", f"--corpus={corpus}", "--top_k=2"]
+    search = ["search", f"--corpus={corpus}", "--depth=2"]
     assert main([*search, "--query=eee abcde ddd"]) == 0
     out, err = capsys.readouterr()
     assert [line.split("  ")[2] for line in out.splitlines()[1::2]] == ["a.txt:3", "a.txt:1"]
     assert [line.strip() for line in out.splitlines()[2::2]] == [TEXTS[2], TEXTS[0]]
     assert err.count("numbered by line or row") <= 1
-    assert main([*search[:2], "--query=eee abcde ddd", "--top_k=1"]) == 0
+    assert main([*search[:2], "--query=eee abcde ddd", "--depth=1"]) == 0
     assert capsys.readouterr().out.splitlines()[1::2] == out.splitlines()[1:2]
     assert main([*search, "--query=zzz"]) == 0
     assert capsys.readouterr().out == '"zzz"\n  nothing found\n'

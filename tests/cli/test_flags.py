@@ -27,6 +27,11 @@ from tests.world import write_records
         ("evaluate --run=a b", "unexpected argument 'b': did you mean --qrels=b?"),
         ("verify --store=a b", "unexpected argument 'b' (see cocondenser verify --help)"),
         ("evaluate --run=a --qrels=b --top-k=3", "No such option '--top_k'"),
+        ("mine --run=a --data=d --out=f", "--out is now --run_out (see cocondenser mine --help)"),
+        ("convert --checkpoint run --out=m", "--checkpoint is now --run_dir"),
+        ("report --workdir=run", "--workdir is now --run_dir"),
+        ("search --corpus=a --top-k=3", "--top_k is now --depth"),
+        ("evaluate --run=a --qrels=b --metrics=AP", "--metrics is now --metric"),
         ("search --corpus=a wind", "unexpected argument 'wind': did you mean --query=wind?"),
         ("search --corpus=a --query=b wind", "unexpected argument 'wind' (see"),
         (

@@ -57,7 +57,7 @@ def test_ranks_of_a_split(folders, tmp_path):
     for line in bm25(data).read_text().splitlines():
         query, _, passage, *_ = line.split()
         best.setdefault(query, []).append(passage)
-    command = f"mine --run={data}/bm25.trec --data={data} --out={tmp_path}/pool.trec"
+    command = f"mine --run={data}/bm25.trec --data={data} --run_out={tmp_path}/pool.trec"
     assert main([*command.split(), "--split=dev", "--depth=5"]) == 0
     pool = [line.split() for line in (tmp_path / "pool.trec").read_text().splitlines()]
     expected = [(query, p) for query in "37" for p in best[query][:5] if p != query]
@@ -65,7 +65,7 @@ def test_ranks_of_a_split(folders, tmp_path):
     assert min(len(best[query]) for query in "37") > 5
 
 
-@pytest.mark.effect("mine --run", "mine --out", "mine --denoise_run", "mine --json_out")
+@pytest.mark.effect("mine --run", "mine --run_out", "mine --denoise_run", "mine --json_out")
 @pytest.mark.effect("mine --run...")
 def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     data, out, metrics = folders["beir"], tmp_path / "pool.trec", tmp_path / "metrics.json"
@@ -78,7 +78,7 @@ def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     write_lines(teacher, (f"{q} Q0 {p} 0 {10 * (int(p) % 2) - 5} t" for q, _, p, *_ in lines))
     capsys.readouterr()
     sources = [f"--run={run}", f"--run={other}"]
-    command = ["mine", *sources, f"--data={data}", f"--out={out}", f"--json_out={metrics}"]
+    command = ["mine", *sources, f"--data={data}", f"--run_out={out}", f"--json_out={metrics}"]
     assert main([*command, "--depth=5", f"--denoise_run={teacher}"]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
@@ -97,16 +97,16 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
     data, out = folders["beir"], tmp_path / "pool.trec"
     run = bm25(data)
     for command, says in (
-        (["mine", f"--data={data}", f"--out={out}"], "Missing option '--run'"),
-        (["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--split=dev"], "'dev'"),
-        (["mine", f"--run={out}.none", f"--data={data}", f"--out={out}"], "cannot read"),
-        (["mine", f"--run={run}", f"--data={data}", f"--out={run}"], "name the same file"),
+        (["mine", f"--data={data}", f"--run_out={out}"], "Missing option '--run'"),
+        (["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--split=dev"], "'dev'"),
+        (["mine", f"--run={out}.none", f"--data={data}", f"--run_out={out}"], "cannot read"),
+        (["mine", f"--run={run}", f"--data={data}", f"--run_out={run}"], "name the same file"),
         (
-            ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--depth=0"],
+            ["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--depth=0"],
             "'--depth': 0 is not in",
         ),
         (
-            ["mine", f"--run={run}", f"--data={data}", f"--out={out}", "--denoise_below=0.2"],
+            ["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--denoise_below=0.2"],
             "--denoise_below goes with --denoise_run",
         ),
     ):

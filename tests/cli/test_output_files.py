@@ -95,5 +95,5 @@ def test_a_file_of_a_data_folder_is_not_replaced(name, folder, capsys):
 
 def test_what_is_no_path_is_no_file(folder):
     """A text that is the name of no file, such as a language, hinders nothing."""
-    assert main("evaluate --run=one --qrels=judged --metrics=MRR@10 --json_out=MRR@10".split()) == 0
+    assert main("evaluate --run=one --qrels=judged --metric=MRR@10 --json_out=MRR@10".split()) == 0
     assert (folder / "MRR@10").is_file()

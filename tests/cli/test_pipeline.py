@@ -126,10 +126,10 @@ def same(left, right):
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.effect("convert --checkpoint", "convert --out", "convert --step")
+@pytest.mark.effect("convert --run_dir", "convert --out", "convert --step")
 def test_an_older_checkpoint_is_converted(finished, tmp_path):
     run, out = finished / "runs" / "cocondenser", tmp_path / "old"
-    assert main(["convert", f"--checkpoint={run}", f"--out={out}", "--step=2"]) == 0
+    assert main(["convert", f"--run_dir={run}", f"--out={out}", "--step=2"]) == 0
     _, params = load_folder(str(out))
     assert same(params, load_run(run, 2)[1])
     assert not same(params, load_run(run)[1])

@@ -44,7 +44,7 @@ def place(tmp_path_factory):
     model.save_pretrained(place / "model")
     data, first, pool = f"--data={place}/data", place / "bm25.trec", place / "pool.trec"
     assert main(["bm25", data, "--split=train", f"--run_out={first}"]) == 0
-    assert main(["mine", f"--run={first}", data, f"--out={pool}"]) == 0
+    assert main(["mine", f"--run={first}", data, f"--run_out={pool}"]) == 0
     return place
 
 
@@ -138,7 +138,7 @@ def test_a_teachers_scores_denoise_a_pool(place, cross_encoder, tmp_path, capsys
     }
     negatives = [chances[query, passage] for query in pool for passage in pool[query]]
     below = float(np.median(negatives))  # so that some stay and some go
-    command = ["mine", f"--run={place}/pool.trec", f"--data={place}/data", f"--out={out}"]
+    command = ["mine", f"--run={place}/pool.trec", f"--data={place}/data", f"--run_out={out}"]
     capsys.readouterr()
     assert main([*command, f"--denoise_run={teacher}", f"--denoise_below={below}"]) == 0
     kept = {(query, p) for query, scores in trec.read_run(out).items() for p in scores}

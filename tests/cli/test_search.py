@@ -127,7 +127,7 @@ def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_siz
 
 
 @pytest.mark.effect("index --embeddings", "index --out", "index --factory", "index --json_out")
-@pytest.mark.effect("search --parameters", "search --top_k", "retrieve --parameters")
+@pytest.mark.effect("search --parameters", "search --depth", "retrieve --parameters")
 def test_an_approximate_index_finds_more_with_its_parameters(encoded, model_folder, data, tmp_path):
     command = ["index", f"--embeddings={encoded}/embeddings", "--factory=IVF8,Flat"]
     out = [f"--out={tmp_path}/index", f"--json_out={tmp_path}/index.json"]
@@ -137,7 +137,7 @@ def test_an_approximate_index_finds_more_with_its_parameters(encoded, model_fold
     assert json.loads((tmp_path / "index.json").read_text())["factory"] == "IVF8,Flat"
 
     place = [f"--index={tmp_path}/index", f"--model={model_folder}"]
-    search = ["search", *place, "--query=abcde", "--top_k=60", f"--json_out={tmp_path}/found"]
+    search = ["search", *place, "--query=abcde", "--depth=60", f"--json_out={tmp_path}/found"]
     retrieve = ["retrieve", *place, f"--data={data}", f"--run_out={tmp_path}/run"]
     found = {}
     for flags in [], ["--parameters=nprobe=8"]:
@@ -181,7 +181,7 @@ def test_encoding_says_which_pooling_was_used(encoded, model_folder, tmp_path, c
 @pytest.mark.effect("search --query", "search --json_out")
 def test_search_prints_passages_with_their_ids(encoded, model_folder, beir, capsys):
     titles = {passage.id: passage.title for passage in read_corpus(beir)}
-    command = ["search", f"--model={model_folder}", "--query=abcde fgh", "--top_k=3"]
+    command = ["search", f"--model={model_folder}", "--query=abcde fgh", "--depth=3"]
     printed = []
     for place in (f"--index={encoded}/index", f"--embeddings={encoded}/embeddings"):
         capsys.readouterr()
@@ -221,7 +221,7 @@ def test_queries_are_answered_line_by_line(
 ):
     monkeypatch.setattr("sys.stdin", kind("abcde fgh\n\n  \n hgfed"))
     place = [f"--index={encoded}/index", f"--model={model_folder}"]
-    assert main(["search", *place, "--top_k=2", f"--json_out={encoded}/answers.json"]) == 0
+    assert main(["search", *place, "--depth=2", f"--json_out={encoded}/answers.json"]) == 0
     printed = capsys.readouterr().out
     assert re.findall(r'^(?:query: )*"(.*)"$', printed, re.MULTILINE) == ["abcde fgh", "hgfed"]
     assert len(re.findall(r"^  [12]  d\d+  title", printed, re.MULTILINE)) == 4
@@ -305,7 +305,7 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
     assert any(list(found) != list(dense[query]) for query, found in hybrid.items())
 
     query = json.loads((data / "queries.jsonl").read_text().splitlines()[4])["text"]
-    search = ["search", *place, f"--query={query}", "--top_k=3", f"--json_out={metrics}"]
+    search = ["search", *place, f"--query={query}", "--depth=3", f"--json_out={metrics}"]
     assert main([*search, f"--hybrid={method}"]) == 0
     hits = json.loads(metrics.read_text())["hits"]
     assert [hit["id"] for hit in hits] == list(hybrid["q4"])[:3]
@@ -344,7 +344,7 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
             "search --index=INDEX --model=MODEL --query=x --hybrid=sum",
             "'sum' is not one of 'min_max'",
         ),
-        ("search --index=INDEX --model=MODEL --query=x --top_k=0", "0 is not in"),
+        ("search --index=INDEX --model=MODEL --query=x --depth=0", "0 is not in"),
         ("search --index=none --model=MODEL --query=x", "none holds no manifest.json"),
         ("retrieve --index=INDEX --model=MODEL --data=DATA", "Missing option '--run_out'"),
         ("retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --depth=0", "0 is not in"),

@@ -128,5 +128,4 @@ def check_row(study, table, row, folders):
                 assert read_pool(command) == expected_pool(command)
     tolerance = load_tables(study.folder)[table]["tolerance"]
     for comparison in compare_goals(goals(study, table, row), tolerance, folders):
-        if comparison.test != "small.attention":  # a plot
-            assert -100 <= comparison.measured <= 100
+        assert -100 <= comparison.measured <= 100

@@ -202,7 +202,7 @@ def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
                 found = flags(command)
                 given = dict(found)
                 if given["--run"] == "W/msmarco/triples.trec":
-                    assert given["--out"] == "W/msmarco/negatives.trec"
+                    assert given["--run_out"] == "W/msmarco/negatives.trec"
                     continue
                 lexical, dense = (value for flag, value in found if flag == "--run")
                 data = given["--data"]
@@ -213,7 +213,7 @@ def test_mined_negatives_complement_those_of_bm25(table, row, retrievers):
                 assert given["--split"] == "train"
                 assert Path(dense).stem == ("qa_train" if of_qa else "train")
                 dropped = [dict(flags(other)) for other in step.commands if "drop" in other]
-                kept = {"--run": given["--out"], "--corpus": data, "--out": str(path)}
+                kept = {"--run": given["--run_out"], "--corpus": data, "--out": str(path)}
                 kept["--answers"] = f"{data}/answers.jsonl"
                 assert dropped == ([kept] if of_qa else [])
                 mined.add(Path(dense).parent.relative_to("W").as_posix())

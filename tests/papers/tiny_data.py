@@ -102,7 +102,7 @@ def _smaller(words):
 
 def read_pool(command):
     """Returns the pairs of query and passage that `mine` or `papers.answers drop` has written."""
-    return _pairs(_values(command, "--out")[0])
+    return _pairs([*_values(command, "--run_out"), *_values(command, "--out")][0])
 
 
 def expected_pool(command):
@@ -238,6 +238,6 @@ def write_quickstart_models(workdir):
     run = workdir / "stage1"
     execute(["cocondenser", "pretrain", f"--config={config}", f"--workdir={run}",
              f"--config.data.store={store}"])  # fmt: skip
-    execute(["cocondenser", "convert", f"--checkpoint={run}", f"--out={model}"])
+    execute(["cocondenser", "convert", f"--run_dir={run}", f"--out={model}"])
     for folder in (model.parent, quickstart):
         shutil.copytree(model, folder / "retriever")

@@ -151,7 +151,7 @@ def test_damage_by_command_line(config, tmp_path, capsys):
             save(state._replace(step=jnp.int32(step)), {})
 
     flip_a_bit(run / "checkpoints" / "4")
-    assert main(["convert", f"--checkpoint={run}", "--step=4", f"--out={tmp_path}/model"]) == 2
+    assert main(["convert", f"--run_dir={run}", "--step=4", f"--out={tmp_path}/model"]) == 2
     assert "checkpoints/4 is damaged (" in capsys.readouterr().err
     assert checkpoint.load_run(run)[2]["step"] == 2
     flip_a_bit(run / "checkpoints" / "2")

@@ -222,7 +222,7 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(probed, tmp_path):
     assert {best, 10} <= kept
     assert len(kept) <= 3
 
-    command = ["convert", f"--checkpoint={probed}", "--step=best", f"--out={tmp_path}/model"]
+    command = ["convert", f"--run_dir={probed}", "--step=best", f"--out={tmp_path}/model"]
     assert main(command) == 0
     _, exported = load_folder(str(tmp_path / "model"))
     of_best, of_last = (load_run(probed, step)[1]["mlm"]["bias"] for step in (best, 10))

@@ -58,7 +58,7 @@ def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
     assert [run.survived for run in runs] == [True] * len(runs)
     assert [line["step"] for line in losses(tmp_path / "whole")] == list(range(1, 25))
 
-    convert = ["convert", f"--checkpoint={tmp_path}/whole", f"--out={tmp_path}/model"]
+    convert = ["convert", f"--run_dir={tmp_path}/whole", f"--out={tmp_path}/model"]
     killed = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, *convert], env=environment)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "model").exists()

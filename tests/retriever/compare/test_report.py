@@ -49,10 +49,10 @@ def facts_of(page, run):
     return dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", section[: section.index("</dl>")]))
 
 
-@pytest.mark.effect("report --workdir", "report --workdir...", "report --out")
+@pytest.mark.effect("report --run_dir", "report --run_dir...", "report --out")
 def test_curves_and_facts_of_several_runs(runs, tmp_path):
     out = tmp_path / "page.html"
-    assert main(["report", *(f"--workdir={run}" for run in runs), f"--out={out}"]) == 0
+    assert main(["report", *(f"--run_dir={run}" for run in runs), f"--out={out}"]) == 0
     page = out.read_text()
     titles = re.findall("<h3>(.*?)</h3>", page)
     pretraining = ["probe/positive_mrr", "contrastive_loss", "loss", "spans_per_second"]
@@ -75,13 +75,13 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
 
 def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):
     out = tmp_path / "page.html"
-    assert main(["report", f"--workdir={runs[0]}", f"--workdir={tmp_path}", f"--out={out}"]) == 2
+    assert main(["report", f"--run_dir={runs[0]}", f"--run_dir={tmp_path}", f"--out={out}"]) == 2
     said = f"cocondenser: {tmp_path} is not a run folder: it has no run.json and no finetune.json\n"
     assert capsys.readouterr().err == said
     assert not out.exists()
     page = tmp_path / "report.html"  # as adapt and compare write it
     page.write_text("")
-    assert main(["report", f"--workdir={tmp_path}", f"--out={out}"]) == 2
+    assert main(["report", f"--run_dir={tmp_path}", f"--out={out}"]) == 2
     hint = f"; the command that made it wrote {page}\n"
     assert capsys.readouterr().err == said.replace("\n", hint)
 

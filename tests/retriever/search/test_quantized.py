@@ -204,7 +204,7 @@ def test_encode_writes_and_search_reads_bits(make, model_folder, beir, tmp_path,
     for flag, run in (("1", runs[0]), ("12", runs[2])):
         (query,) = [q for q in ("q5",) if q in run]
         text = {x["_id"]: x["text"] for x in read_records(beir / "queries.jsonl")}[query]
-        search = ["search", *command, f"--query={text}", "--top_k=5", f"--oversampling={flag}"]
+        search = ["search", *command, f"--query={text}", "--depth=5", f"--oversampling={flag}"]
         assert main(search) == 0
         printed = capsys.readouterr().out
         assert all(name in printed for name in run[query])

@@ -64,7 +64,7 @@ def test_one_process_prints_an_error_unless_another_alone_meets_it(
     terminate = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
     if ends:  # torchrun ends it, for the main process has ended
         terminate.start()
-    assert main(["convert", "--checkpoint=/nowhere", "--out=/nowhere/out"]) == 2
+    assert main(["convert", "--run_dir=/nowhere", "--out=/nowhere/out"]) == 2
     line = "cocondenser: /nowhere is not a run folder: it has no run.json\n"
     assert capsys.readouterr().err == (line if is_printed else "")
 

@@ -67,9 +67,9 @@ from cocondenser_jax.retriever.compare.comparison import (
 )
 from cocondenser_jax.retriever.compare.report import ResultRow, comparison_table, write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write_store
-from cocondenser_jax.retriever.compare.survey import Survey
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.compare.verdict import ADAPTED, PUBLISHED, judge
+from cocondenser_jax.retriever.data.folder import Survey
 from cocondenser_jax.retriever.search.models import load, towers
 from cocondenser_jax.settings import override
 

@@ -12,15 +12,16 @@ from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import file_sha256, new_file, read_object, write_json
 from cocondenser_jax.retriever.compare.sample import require_room, write_sample
 from cocondenser_jax.retriever.compare.steps import make_once, remove_results
-from cocondenser_jax.retriever.compare.survey import Survey, survey_passages
 from cocondenser_jax.retriever.data.beir import write_passages
 from cocondenser_jax.retriever.data.folder import (
+    Survey,
     is_unjudged,
     judgments_file,
     queries_file,
     read_split,
     relevant_passages,
     searched_passages,
+    survey_passages,
     warn_of_missing,
 )
 from cocondenser_jax.retriever.data.identical_ids import require_other_answers

@@ -3,6 +3,7 @@
 Files are found one by one, so a folder may mix the layouts of docs/data.md (BEIR, MS MARCO).
 """
 
+import hashlib
 import logging
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sized
 from itertools import chain
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cocondenser_jax.corpus.folders import find_place
-from cocondenser_jax.corpus.sources import require_source
+from cocondenser_jax.corpus.sources import hashed, require_source
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.tables import (
     DATA_FILES,
@@ -91,6 +92,24 @@ def searched_passages(data: Path, corpus: str | Path | None) -> str | Path:
     if data.is_file():
         raise UserError(f"{data} is a file of queries: name the passages by --corpus")
     return data
+
+
+class Survey(NamedTuple):
+    """The passages of a source."""
+
+    n_passages: int
+    sha256: str  # of ids, titles and texts, in whatever files they are
+    n_wanted: int  # how many of those that were asked for there are
+
+
+def survey_passages(source: str | Path, wanted: Collection[str] = ()) -> Survey:
+    """Reads the passages of a source (see `read_corpus`) once; `wanted` are ids."""
+    digest = hashlib.sha256()
+    n_passages = n_wanted = 0
+    for passage in hashed(read_corpus(source), digest):
+        n_passages += 1
+        n_wanted += passage.id in wanted
+    return Survey(n_passages, digest.hexdigest(), n_wanted)
 
 
 def read_corpus(source: str | Path) -> Iterator[Passage]:

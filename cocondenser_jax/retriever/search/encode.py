@@ -24,7 +24,13 @@ from cocondenser_jax.files.workers import Engine, run_tasks
 from cocondenser_jax.model_folder.folder import require_outside
 from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.representation import passage_prompt, title_separator, to_json
-from cocondenser_jax.retriever.data.folder import Passage, corpus_source, passage_text, read_corpus
+from cocondenser_jax.retriever.data.folder import (
+    Passage,
+    corpus_source,
+    passage_text,
+    read_corpus,
+    survey_passages,
+)
 from cocondenser_jax.retriever.search.embeddings import (
     FREE_FIELDS,
     MANIFEST,
@@ -84,7 +90,7 @@ class Corpus(NamedTuple):
     """Passages that are encoded, and how they are cut."""
 
     source: str | Path  # see `folder.read_corpus`
-    sha256: str  # of the passages, see `count_and_hash`
+    sha256: str  # of the passages, see `folder.survey_passages`
     n_passages: int
     shard_size: int
 
@@ -179,7 +185,7 @@ def _changed(source: str | Path) -> UserError:
 
 def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
     """Reads all passages: a broken line is found before there is a shard."""
-    n_passages, sha256 = count_and_hash(source)
+    n_passages, sha256, _ = survey_passages(source)
     shard_size = shard_size or default_shard_size(n_passages // n_tasks)
     return Corpus(source=source, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
 
@@ -342,13 +348,6 @@ def default_shard_size(n_passages: int) -> int:
     BERT-base and 128 tokens), and enough to sort by length; with 5,000, MS MARCO has 1,769 shards.
     """
     return min(max(n_passages // 20, 500), 5_000)
-
-
-def count_and_hash(corpus: str | Path) -> tuple[int, str]:
-    """Returns the number of passages, and their SHA-256."""
-    digest = hashlib.sha256()
-    n_passages = sum(1 for _ in hashed(read_corpus(corpus), digest))
-    return n_passages, digest.hexdigest()
 
 
 @torch.inference_mode()

@@ -32,7 +32,6 @@ from cocondenser_jax.model_folder.model import (
     open_model,
 )
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
-from cocondenser_jax.retriever.search.cut import cut_output
 from cocondenser_jax.retriever.search.finite import are_finite
 from cocondenser_jax.retriever.search.lengths import (
     SHORTEST_PAIR,
@@ -111,7 +110,7 @@ def load(
             truncate_dim=model.truncate_dim,
         )
     if model.truncate_dim:
-        model.register_forward_hook(cut_output)
+        model.register_forward_hook(_cut_output)
     _without_model_card(model)
     return model
 
@@ -237,6 +236,30 @@ def _cpu_has_bfloat16() -> bool:
     units: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     may = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return may and bool(units.get("avx512_bf16") or units.get("amx_bf16"))
+
+
+def cut_vectors(
+    vectors_NxD: torch.Tensor, size: int | None, similarity: str | None
+) -> torch.Tensor:
+    """Returns the first `size` numbers of vectors (None: all), of length 1 for a cosine.
+
+    sentence-transformers (6.2.0) cuts what `encode` returns, after all modules: the vectors of a
+    cosine model then have lengths below 1, and inner products are no cosines.
+    """
+    vectors_NxE = vectors_NxD[:, :size]
+    if similarity == "cosine":
+        return torch.nn.functional.normalize(vectors_NxE, dim=1)
+    return vectors_NxE
+
+
+def _cut_output(
+    model: SentenceTransformer, inputs: object, features: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Cuts the vectors of a forward pass to the model's `truncate_dim`; to be hooked to it."""
+    vectors_NxE = cut_vectors(
+        features["sentence_embedding"], model.truncate_dim, model.similarity_fn_name
+    )
+    return features | {"sentence_embedding": vectors_NxE}
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:

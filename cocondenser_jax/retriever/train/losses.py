@@ -18,7 +18,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch.nn import functional
 
-from cocondenser_jax.retriever.search.cut import cut_vectors
+from cocondenser_jax.retriever.search.models import cut_vectors
 from cocondenser_jax.retriever.train.training_data import Judgments
 
 

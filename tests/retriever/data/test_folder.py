@@ -16,8 +16,10 @@ from cocondenser_jax.retriever.data.folder import (
     read_queries,
     read_split,
     require_known,
+    survey_passages,
     with_positives,
 )
+from tests.world import write_records
 
 LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
 
@@ -137,3 +139,22 @@ def test_training_and_search_read_a_title_once(title, text, read):
     assert passage_text(Passage("d", title, text), "|") == read
     fields = {"_id": "d", "title": title, "text": text}
     assert to_document(Record(fields, "d", "here")).text == read.replace("|", "\n")
+
+
+def test_passages_that_are_wanted_are_counted(tmp_path):
+    records = [{"_id": f"p{i}", "title": "a title", "text": f"text {i}"} for i in range(9)]
+    source = write_records(tmp_path / "corpus.jsonl", records)
+    survey = survey_passages(source, {"p0", "p8", "other"})
+    assert survey.n_wanted == 2
+    assert survey.n_passages == 9
+
+
+def test_the_checksum_is_of_the_passages_in_whatever_files(tmp_path):
+    records = [{"_id": f"p{i}", "text": f"text {i}"} for i in range(3)]
+    first = survey_passages(write_records(tmp_path / "a.jsonl", records)).sha256
+    (tmp_path / "b.tsv").write_text("id\ttext\n" + "".join(f"p{i}\ttext {i}\n" for i in range(3)))
+    assert [*read_corpus(tmp_path / "a.jsonl")] == [*read_corpus(tmp_path / "b.tsv")]
+    assert survey_passages(tmp_path / "b.tsv").sha256 == first
+    for change in ({"text": "other"}, {"_id": "other"}, {"title": "other"}):
+        changed = [records[0] | change, *records[1:]]
+        assert survey_passages(write_records(tmp_path / "c.jsonl", changed)).sha256 != first

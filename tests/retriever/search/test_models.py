@@ -404,3 +404,11 @@ def test_a_long_text_is_cut_to_the_positions_that_roberta_has(research_folders):
     model = models.load_retriever(research_folders["roberta"])  # whose tokenizer says no limit
     assert model.max_seq_length == 24
     assert np.isfinite(model.encode_document("a word " * 100)).all()
+
+
+@pytest.mark.parametrize(("similarity", "norms"), [("cosine", [1.0, 1.0]), ("dot", [5.0, 2.0])])
+def test_a_cut_vector_has_length_one_for_a_cosine_alone(model_folder, similarity, norms):
+    model = SentenceTransformer(str(model_folder), similarity_fn_name=similarity)
+    vectors_NxD = torch.tensor([[3.0, 4.0, 12.0], [0.0, 2.0, 1.0]])
+    found = models.cut_vectors(vectors_NxD, 2, model.similarity_fn_name).norm(dim=1)
+    np.testing.assert_allclose(found, norms, rtol=1e-6)

@@ -1,6 +1,7 @@
 """Cuts texts into the terms that BM25 counts, in the way of their language.
 
-Terms are words in lower case, without stop words and without endings. Scripts that put no spaces
+Terms are words in lower case, without stop words and without endings; a single letter or digit is a
+word, as in Lucene. Scripts that put no spaces
 between words are cut into pairs of neighboring characters, as Lucene cuts Chinese and Japanese; a
 character that stands alone is a term of its own. This does not depend on the language: a collection
 may hold several.
@@ -27,15 +28,16 @@ _STEMMERS = {"english": "porter"}
 _STOP_WORDS = {"english": "en"}
 _VARIANTS = {"porter", "dutch_porter", "en", "en_plus"}
 
-_ASCII_WORD = re.compile(r"\w\w+")
-# A word, a run of an unspaced script, or one syllable of Korean, which may be a word. Marks belong
-# to words, such as the vowels of Hindi and Thai, which are not in re's \w.
+# A single letter beside an apostrophe, as in it's, don't and l'eau, is the rest of a word.
+_ASCII_WORD = re.compile(r"\w\w+|(?<!\w')[^\W_](?!'\w)")
+# A word, or a run of an unspaced script. Marks belong to words, such as the vowels of Hindi and
+# Thai, which are not in re's \w.
 _WORD = regex.compile(
     rf"""(?V1x)
       [[\p{{L}}\p{{N}}_]--[{UNSPACED_BLOCKS}]] [[\p{{L}}\p{{M}}\p{{N}}_]--[{UNSPACED_BLOCKS}]]+
+    | (?<!\w['’]) [[\p{{L}}\p{{N}}]--[{UNSPACED_BLOCKS}]] (?!['’]\w)
     | [[\p{{L}}\p{{N}}]&&[{UNSPACED_BLOCKS}]] [[\p{{L}}\p{{M}}\p{{N}}]&&[{UNSPACED_BLOCKS}]]*
-    | \p{{Hangul}}
-    """
+    """  # noqa: RUF001
 )
 _CHARACTER = regex.compile(r".\p{M}*")
 _OTHER_WIDTH = re.compile(r"[\uFF00-\uFFEF]+")  # Unicode's block of half and full widths
@@ -79,7 +81,8 @@ def _stemmer(language: str) -> Callable[[str], str]:
     name = _STEMMERS.get(language, language)
     if name not in Stemmer.algorithms():
         return str
-    return functools.cache(Stemmer.Stemmer(name, 0).stemWord)  # 0: without a cache of its own
+    cut = Stemmer.Stemmer(name, 0).stemWord  # 0: without a cache of its own
+    return functools.cache(lambda word: cut(word) or word)  # Porter's leaves nothing of "s"
 
 
 def _words(text: str, lower: Callable[[str], str]) -> list[str]:

@@ -40,7 +40,7 @@ def passages():
     rng = np.random.default_rng(0)
     return [
         Passage(
-            f"d{i}", VOCABULARY[i % 8], " ".join(rng.choice(VOCABULARY[:7], rng.integers(1, 30)))
+            f"d{i}", VOCABULARY[i % 8], " ".join(rng.choice(VOCABULARY[:7], rng.integers(2, 30)))
         )
         for i in range(40)
     ]

@@ -159,7 +159,8 @@ def test_a_changed_weight_is_noticed(run, folder, capsys):
     assert main(command) == 1
     printed = capsys.readouterr().out
     assert "TOO LARGE" in printed
-    assert "gradient, worst: bert.embeddings.word_embeddings.weight" in printed
+    # The gradient of what the changed weight multiplies.
+    assert "gradient, worst: bert.encoder.layer.1.intermediate.dense.weight" in printed
 
     (folder / "model.safetensors").write_bytes(b"no weights")
     assert main(command) == 2

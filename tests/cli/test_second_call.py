@@ -76,32 +76,6 @@ ANSWERS = {
         "--parquet={place}/vectors.parquet": OBEYED,
         "--json_out={place}/facts.json": OBEYED,
     },
-    # In tasks, whose settings reach them otherwise.
-    "encode --tasks=2": {
-        "--model={other_model}": started("model_sha256="),
-        "--corpus={place}/other": started("corpus_sha256="),
-        "--columns=id,text": "--columns says what the columns of .tsv files are",
-        "--out={place}/elsewhere": OTHER_FOLDER,
-        "--batch_size=3": OBEYED,
-        "--passage_length=12": started("passage_length=None, now it is 12"),
-        "--shard_size=20": started("shard_size=25, now it is 20"),
-        "--task=0/2": "give neither --tasks nor --parquet",
-        "--tasks=3": started("tasks=2, now it is 3"),
-        "--workers=1": OBEYED,  # no task is left
-        "--executor=ray": OBEYED,
-        "--executor_options={place}/options.json": "--executor_options goes with --executor",
-        "--dtype=float16": started("dtype='float32', now it is 'float16'"),
-        "--precision=bfloat16": started("precision='auto', now it is 'bfloat16'"),
-        "--pooling=cls": started(r"representation\.pooling='mean', now it is 'cls'"),
-        "--similarity=dot": started(r"representation\.similarity='cosine', now it is 'dot'"),
-        "--query_prompt=a ": started(r"prompts\.query=None, now it is 'a '"),
-        "--passage_prompt=a ": started(r"prompts\.document=None, now it is 'a '"),
-        "--title_separator=|": started(r"prompts\.title_separator=None, now it is '.'"),
-        "--dimensions=8": started(r"sizes=\[\], now it is \[8\]"),
-        "--backend=jax": started("backend='torch', now it is 'jax'"),
-        "--parquet={place}/vectors.parquet": OBEYED,
-        "--json_out={place}/facts.json": OBEYED,
-    },
     "corpus --tasks=2": {
         "--source={place}/other_in_files": started("source="),
         "--columns=id,text": "--columns says what the columns of .tsv files are",
@@ -116,6 +90,17 @@ ANSWERS = {
         "--json_out={place}/facts.json": OBEYED,
     },
     "quickstart": {"--workdir={place}/elsewhere": OTHER_FOLDER},
+}
+# In tasks, whose settings reach them otherwise, these answers differ.
+ANSWERS["encode --tasks=2"] = ANSWERS["encode"] | {
+    "--passage_length=12": started("passage_length=None, now it is 12"),
+    "--task=0/2": "give neither --tasks nor --parquet",
+    "--tasks=2": OBEYED,
+    "--workers=1": OBEYED,  # no task is left
+    "--executor=slurm": OBEYED,
+    "--precision=bfloat16": started("precision='auto', now it is 'bfloat16'"),
+    "--dimensions=8": started(r"sizes=\[\], now it is \[8\]"),
+    "--tasks=3": started("tasks=2, now it is 3"),
 }
 # Their flags are the settings, each of which `tests/pretrain/test_checkpoint.py` and
 # `tests/retriever/train/test_trainer.py` change alone; those of `compare` are changed by

@@ -19,9 +19,9 @@ _PANELS = {
         "Probe: finding the other text of a held-out pair", "mean of 1 / rank", True
     ),
     "contrastive_loss": Panel("Contrastive loss", "nats", True),
-    "head_mlm_loss": Panel("Masked tokens predicted by the head", "nats per token", True),
-    "late_mlm_loss": Panel("Masked tokens predicted by the backbone", "nats per token", True),
-    "loss": Panel("Loss that is minimized, the sum of its terms", "nats", True),
+    "head_mlm_loss": Panel("MLM loss, Condenser head", "nats per token", True),
+    "late_mlm_loss": Panel("MLM loss, backbone", "nats per token", True),
+    "loss": Panel("Total loss", "nats", True),
     "probe/recall_at_100": Panel("Search for the probe's judged queries", "Recall@100"),
     "probe/positive_recall_at_1": Panel(
         "Probe: the other text of a pair is first", "share of texts"
@@ -36,9 +36,9 @@ _PANELS = {
     "probe/mlm_loss": Panel("Probe: masked tokens of held-out text", "nats per token"),
     "eval_loss": Panel("Loss on held-out pairs", "nats"),
     "learning_rate": Panel("Learning rate", "rate"),
-    "gradient_norm": Panel("Norm of the gradient before it is clipped", "norm"),
-    "grad_norm": Panel("Norm of the gradient before it is clipped", "norm"),
-    "skipped": Panel("Steps skipped so far, as not finite", "steps"),
+    "gradient_norm": Panel("Gradient norm before clipping", "norm"),
+    "grad_norm": Panel("Gradient norm before clipping", "norm"),
+    "skipped": Panel("Steps skipped: not finite", "steps"),
     "spans_per_second": Panel("Speed", "spans per second"),
     "pairs_per_second": Panel("Speed", "pairs per second"),
     "input_wait_share": Panel("Waiting for batches", "share of the time"),

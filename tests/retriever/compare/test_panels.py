@@ -35,7 +35,7 @@ def test_what_tells_of_searching_comes_first_and_the_unknown_last():
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("loss", Panel("Loss that is minimized, the sum of its terms", "nats", True)),
+        ("loss", Panel("Total loss", "nats", True)),
         ("learning_rate", Panel("Learning rate", "rate")),
         ("eval_MRR@10", Panel("Search for the evaluation's queries", "MRR@10", True)),
         ("eval_loss", Panel("Loss on held-out pairs", "nats")),
@@ -63,7 +63,7 @@ def test_the_less_important_curves_are_folded(tmp_path):
             "Search for the evaluation&#39;s queries",
             "Probe: finding the other text of a held-out pair",
             "Contrastive loss",
-            "Loss that is minimized, the sum of its terms",
+            "Total loss",
         ],
         ["Learning rate", "own_metric"],
     ]

@@ -24,6 +24,18 @@ class Interval(NamedTuple):
         return f"from {self.low}" + (f" to {self.high}" if self.high < 2**32 - 1 else "")
 
 
+AUTO = "auto"  # the value of a setting that the machine decides
+
+
+class OrAuto(NamedTuple):
+    """Whole numbers, or `AUTO`."""
+
+    numbers: Interval
+
+    def __str__(self) -> str:
+        return f"{self.numbers}, or {AUTO!r}"
+
+
 class ListOf(NamedTuple):
     """The lists that a setting may have: tuples of any length, their elements of one type."""
 
@@ -32,11 +44,11 @@ class ListOf(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One setting. Its type is that of its default."""
+    """One setting. Its type is that of its default, but for `OrAuto`."""
 
     default: Any  # the value where an experiment says nothing
     # Numbers, choices, `GIVEN` for a text that must be set, or None for any value of the type.
-    allowed: Interval | ListOf | tuple[str, ...] | str | None
+    allowed: Interval | OrAuto | ListOf | tuple[str, ...] | str | None
     unit: str  # of a number; "" where it has none
     meaning: str  # what it does, in one line
 
@@ -63,6 +75,8 @@ def _is_allowed(setting: Setting, value: Any, complete: bool) -> bool:
         kinds = (int, float) if kind is float else (kind,)  # (1, 0.5) are numbers
         is_list = type(value) in (tuple, list)  # a config that was read from JSON has lists
         return is_list and all(type(each) in kinds and _is_in(allowed, each) for each in value)
+    if isinstance(setting.allowed, OrAuto):
+        return value == AUTO or (type(value) is int and _is_in(setting.allowed.numbers, value))
     if type(value) is not type(setting.default):
         return False
     if setting.allowed == GIVEN:
@@ -82,6 +96,8 @@ def _expected(setting: Setting) -> str:
     if isinstance(setting.allowed, ListOf):
         each = _expected_value(setting.allowed.kind, setting.allowed.allowed, setting.unit)
         return f"a list in brackets, each {each}"
+    if isinstance(setting.allowed, OrAuto):
+        return f"{_expected_value(int, setting.allowed.numbers, setting.unit)}, or {AUTO!r}"
     return _expected_value(type(setting.default), setting.allowed, setting.unit)
 
 
@@ -94,6 +110,8 @@ def _expected_value(kind: type, allowed: Any, unit: str) -> str:
 
 def parse(setting: Setting, text: str) -> Any:
     """Reads a value of the setting's type; a text that is none is left for `check_value`."""
+    if isinstance(setting.allowed, OrAuto):
+        return _parse_value(int, text)
     if not isinstance(setting.allowed, ListOf):
         return _parse_value(type(setting.default), text)
     if not (text.startswith("[") and text.endswith("]")):

@@ -7,7 +7,7 @@ A declaration is: default, allowed values, unit, meaning.
 from ml_collections import ConfigDict
 
 from cocondenser_jax.backbones import BACKBONES
-from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
+from cocondenser_jax.declare import AUTO, GIVEN, Interval, ListOf, OrAuto, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.trackers import TRACKERS
 from cocondenser_jax.model.config import BOUNDS
@@ -127,11 +127,22 @@ SETTINGS = {
         "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of coCondenser"
     ),
     "train.chunk_size": Setting(
-        64, Interval(0), "spans", "per forward pass on a device; 0: the whole batch at once"
+        64,
+        OrAuto(Interval(0)),
+        "spans",
+        "per forward pass on a device; 0: the whole batch at once; auto: what its memory holds,"
+        " on a CPU up to 64",
+    ),
+    "train.kept_chunks": Setting(
+        0,
+        OrAuto(Interval(0)),
+        "chunks",
+        "of a device that a contrastive loss computes once, and keeps for their gradient; the"
+        " others twice; auto: what its memory holds, on a CPU 0",
     ),
     "train.attention": Setting(
-        "auto",
-        ("auto", "xla", "kernel"),
+        AUTO,
+        (AUTO, "xla", "kernel"),
         "",
         "what computes it; auto: a kernel, where NVIDIA GPUs since Ampere and TPUs since v4 have"
         " one for the network and the length",

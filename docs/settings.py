@@ -3,7 +3,7 @@
 from typing import Any
 
 from cocondenser_jax.configs.adapt import get_config
-from cocondenser_jax.declare import Interval, ListOf, Setting
+from cocondenser_jax.declare import Interval, ListOf, OrAuto, Setting
 from cocondenser_jax.settings import DECLARED_IN, PRETRAINING, declared_settings
 
 
@@ -63,6 +63,8 @@ def _row(name: str, setting: Setting) -> str:
 
 
 def _allowed(kind: type, allowed: Any) -> str:
+    if isinstance(allowed, OrAuto):
+        return f"int {allowed}"
     if isinstance(allowed, Interval):
         return f"{kind.__name__} {allowed}"
     if isinstance(allowed, tuple):

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default as pretraining
-from cocondenser_jax.declare import GIVEN, Interval, ListOf, Setting, to_config
+from cocondenser_jax.declare import GIVEN, Interval, ListOf, OrAuto, Setting, to_config
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.model.config import ModelConfig
@@ -38,6 +38,8 @@ def wrong_values(setting):
         return ["", 1]
     if setting.allowed is None:
         return [3.5]
+    if isinstance(setting.allowed, OrAuto):
+        return [setting.allowed.numbers.low - 1, 2**32, True, 2.0, "Auto", ""]
     if not isinstance(setting.allowed, Interval):
         return ["no such choice", 1]
     if isinstance(setting.default, float):
@@ -195,6 +197,8 @@ def test_the_page_of_settings_is_up_to_date():
         ("model.late_mlm=true", True),
         ("model.late_mlm=False", False),
         ("log_every=7", 7),
+        ("train.chunk_size=auto", "auto"),
+        ("train.chunk_size=7", 7),
         ("train.epochs=2", 2.0),
         ("optimizer.learning_rate=1e-3", 1e-3),
         ("train.dtype=float32", "float32"),

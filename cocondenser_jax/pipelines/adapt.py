@@ -36,6 +36,7 @@ from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
+from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UnsupportedError, UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
 from cocondenser_jax.files.whole import new_folder
@@ -203,6 +204,8 @@ def _settings(
         proposed.data.length = min(proposed.data.length, longest)
         proposed.model.scale = vectors.scale
     config = override(proposed, overrides)
+    if config.train.chunk_size == AUTO:
+        return config
     n_rows = resolve_without_store(config, 1, 1, 0).batches.n_rows // count_devices()
     with config.unlocked():
         config.train.chunk_size = math.gcd(n_rows, config.train.chunk_size)
@@ -212,8 +215,10 @@ def _settings(
 def _check(config: ConfigDict, shape: ModelConfig, tokenizer: SpanTokenizer) -> None:
     """Raises a UserError for settings that do not fit each other or the model, without a store."""
     experiment = reading_as(resolve_without_store(config, 1, 1, 0), shape.representation)
-    chunk_size = experiment.step.loss.chunk_size
-    check_batch(experiment.batches, chunk_size, shape.longest_text, count_devices())
+    loss, n_devices = experiment.step.loss, count_devices()
+    check_batch(
+        experiment.batches, loss.chunk_size, shape.longest_text, n_devices, loss.kept_chunks
+    )
     require_room(experiment.batches, tokenizer)
 
 

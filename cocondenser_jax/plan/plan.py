@@ -8,7 +8,6 @@ what is launched.
 """
 
 import logging
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,13 +24,19 @@ from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.plan.compiled import collectives, find_launches, n_launches
 from cocondenser_jax.plan.machines import find_machine, no_compiler
 from cocondenser_jax.pretrain.accelerators import DeviceLimits, model_flops
-from cocondenser_jax.pretrain.devices import choose_layout, compile_step
+from cocondenser_jax.pretrain.devices import (
+    choose_layout,
+    compile_step,
+    needed_memory,
+    tree_bytes,
+)
 from cocondenser_jax.pretrain.experiment import (
     Experiment,
     new_network,
     resolve,
     resolve_without_store,
 )
+from cocondenser_jax.pretrain.fitting import Needed, chunk_sizes, fit_chunks, with_numbers
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
 
@@ -75,35 +80,54 @@ def plan_step(
     """Returns the plan of a step, see `plan`."""
     machine = find_machine(topology)
     devices = machine.devices
-    check_batch(spec, settings.loss.chunk_size, model_config.max_length, len(devices))
-    n_spans = spec.n_rows // len(devices)
-    layout = choose_layout(model_config, settings.loss, spec.length, devices)
+    loss, n_spans = settings.loss, spec.n_rows // len(devices)
+    longest = model_config.max_length
+    check_batch(spec, loss.chunk_size, longest, len(devices), loss.kept_chunks)
+    layout = choose_layout(model_config, loss, spec.length, devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
     state = state_shapes(model_config, settings)
-    work = step_work(model_config, settings.loss, spec, n_spans, _bytes(state.params) // 4)
-    chunk_size = settings.loss.chunk_size or n_spans
+
+    def compiled(loss: LossSettings) -> jax.stages.Compiled:
+        tried = settings._replace(loss=loss)
+        return compile_step(model_config, tried, spec, devices, machine.options)
+
+    def measure(loss: LossSettings) -> Needed:
+        return needed_memory(compiled(loss), state)
+
+    problem = ""
+    try:
+        available = GIB * (machine.gpu_memory or machine.limits.memory)
+        loss = fit_chunks(loss, spec, n_spans, available, measure)
+        program = compiled(loss)
+    except jax.errors.JaxRuntimeError as error:
+        if "version of ptxas" in str(error):
+            raise no_compiler("ptxas") from error
+        _, exhausted, problem = str(error).partition("RESOURCE_EXHAUSTED: ")
+        if not exhausted:
+            raise
+        loss = with_numbers(loss, spec, n_spans)
+    work = step_work(model_config, loss, spec, n_spans, tree_bytes(state.params) // 4)
+    chunk_size = loss.chunk_size or n_spans
+    n_chunks = n_spans // chunk_size
+    repeats = n_chunks > 1 and loss.kept_chunks < n_chunks
+    is_twice = repeats and OBJECTIVES[loss.objective].contrast
     facts = {
         "topology": topology,
         "devices": len(devices),
         "hosts": len({device.process_index for device in devices}),
         "spans per device": n_spans,
         "chunk size": chunk_size,
+        "kept chunks": loss.kept_chunks,
+        "passes": 2 if is_twice else 1,
         "attention": layout.attention,
         "model GFLOP per span": work.model_flops / 1e9,
         "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
         "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
     }
-    try:
-        program = compile_step(model_config, settings, spec, devices, machine.options)
-    except jax.errors.JaxRuntimeError as error:
-        if "version of ptxas" in str(error):
-            raise no_compiler("ptxas") from error
-        _, exhausted, reason = str(error).partition("RESOURCE_EXHAUSTED: ")
-        if not exhausted:
-            raise
-        return {"fits": f"no: {reason.splitlines()[0]}", **facts}
+    if problem:
+        return {"fits": f"no: {problem.splitlines()[0]}", **facts}
     memory = _memory(program.memory_analysis(), state)
     fits = "yes"
     on_gpu: dict[str, float] = {}
@@ -147,11 +171,7 @@ def fit_gpu(
         fits = f"no: {needed:.2f} GiB, and JAX takes {available:.2f} (XLA_CLIENT_MEM_FRACTION)"
     activations = memory["activations and temporaries"]
     room = available * GIB - (memory["in all"] - activations)
-    sizes = [
-        size
-        for size in range(1, n_spans + 1)
-        if n_spans % size == 0 and size % spec.kind.n_copies == 0
-    ]
+    sizes = chunk_sizes(spec, n_spans)
     fitting = [size for size in sizes if activations * size / chunk_size <= room]
     return fits, max(fitting, default=0)
 
@@ -187,24 +207,26 @@ def step_work(
     """Counts the work of a step on one device, which has `n_spans`.
 
     Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
-    for every pass and direction, and the gradient sum is read and written; AdamW reads four arrays
-    and writes three.
+    for every pass and direction, and the gradient sum is read and written, in kept chunks once for
+    all of them; AdamW reads four arrays and writes three.
     """
     objective = OBJECTIVES[settings.objective]
     flops = model_flops(model_config, settings, spec)
     n_chunks = n_spans // (settings.chunk_size or n_spans)
     computed = flops
-    n_reads = 2
+    number = jnp.dtype(settings.dtype).itemsize
+    once, twice = 2 * number + 8, 3 * number + 8  # bytes of a parameter, for a chunk
+    traffic = n_chunks * once
     if objective.contrast and n_chunks > 1:
-        computed += encode_flops(model_config, spec.length)
-        n_reads += 1
-    per_chunk = n_reads * jnp.dtype(settings.dtype).itemsize + 8
+        n_twice = n_chunks - min(settings.kept_chunks, n_chunks)
+        computed += encode_flops(model_config, spec.length) * n_twice // n_chunks
+        traffic = n_twice * twice + (once if settings.kept_chunks else 0)
     n_vectors = n_spans * objective.n_contrasted // 2
     sizes = model_config.representation.sizes or (model_config.vector_size,)
     return StepWork(
         model_flops=flops,
         computed_flops=computed,
-        traffic=n_params * (n_chunks * per_chunk + 28),
+        traffic=n_params * (traffic + 28),
         gradients=4 * n_params,
         vectors=4 * n_vectors * sum(sizes),
     )
@@ -212,8 +234,8 @@ def step_work(
 
 def _memory(analysis: Any, state: Any) -> dict[str, float]:
     """Returns the bytes of one device by kind; XLA lays out temporaries as one block."""
-    parameters = _bytes(state.params)
-    optimizer = _bytes(state.optimizer_state)
+    parameters = tree_bytes(state.params)
+    optimizer = tree_bytes(state.optimizer_state)
     arguments = analysis.argument_size_in_bytes
     temporaries = analysis.temp_size_in_bytes
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
@@ -245,7 +267,3 @@ def roofline(
         "network": moved / (limits.network * 1e9),
     }
     return {**bounds, "step": max(bounds["arithmetic"], bounds["memory"]) + bounds["network"]}
-
-
-def _bytes(tree: Any) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -46,6 +46,7 @@ LIBRARIES = ("jax", "flax", "optax", "grain", "numpy")
 # What may differ when a run resumes: it changes how the run is computed or stored, not what.
 FREE_SETTINGS = (
     "config.train.chunk_size",
+    "config.train.kept_chunks",
     "config.train.attention",
     "config.train.skip_nonfinite",
     "config.checkpoint",

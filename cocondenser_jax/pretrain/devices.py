@@ -19,6 +19,7 @@ from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.layout import Layout, lay_out, why_no_kernel
+from cocondenser_jax.pretrain.fitting import Needed, fit_chunks
 from cocondenser_jax.pretrain.step import (
     AXIS,
     LossSettings,
@@ -242,6 +243,40 @@ def compile_step(
     state = state_shapes(model_config, settings)
     step = _step(model_config, settings, devices)
     return _pmap(step, devices, donate=True).lower(state, batch).compile(options)
+
+
+def needed_memory(program: jax.stages.Compiled, state: TrainState) -> Needed:
+    """Returns what a compiled step takes of a device, for which XLA lays temporaries out at once.
+
+    They hold the gradient's sum, as large as the parameters, and the activations.
+    """
+    analysis: Any = program.memory_analysis()
+    activations = analysis.temp_size_in_bytes - tree_bytes(state.params)
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    others = analysis.argument_size_in_bytes + outputs + analysis.generated_code_size_in_bytes
+    return Needed(activations, others + tree_bytes(state.params))
+
+
+def tree_bytes(tree: Any) -> int:
+    """Returns the size of arrays, or of their shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def choose_chunks(
+    model_config: ModelConfig, settings: StepSettings, spec: BatchSpec
+) -> StepSettings:
+    """Returns settings whose chunks, where they are `auto`, fit the devices that are here."""
+    devices = all_devices()
+    statistics = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
+
+    def measure(loss: LossSettings) -> Needed:
+        tried = settings._replace(loss=loss)
+        program = compile_step(model_config, tried, spec, devices)
+        return needed_memory(program, state_shapes(model_config, tried))
+
+    available = statistics.get("bytes_limit")
+    n_spans = spec.n_rows // len(devices)
+    return settings._replace(loss=fit_chunks(settings.loss, spec, n_spans, available, measure))
 
 
 def batch_gradient(

@@ -93,6 +93,7 @@ def resolve_without_store(
         mlm_reduction=train.mlm_reduction,
         chunk_size=train.chunk_size,
         dtype=train.dtype,
+        kept_chunks=train.kept_chunks,
         attention=train.attention,
     )
     return Experiment(

@@ -6,9 +6,13 @@ setup*, arXiv 2101.06983. Nothing here knows what is encoded or which loss is me
 The loss is  contrast(r_1 … r_C) + sum over chunks c of local(c), where r_c are the representations
 of chunk c. The first pass computes all r_c and v_c = d contrast / d r_c; the second goes through
 the chunks again and back-propagates local(c) + <v_c, r_c>, whose gradient is the whole one.
+
+Some chunks need no second forward pass: where memory allows, their activations are kept until v_c
+is known. They are then computed as one large chunk. If all are kept, there is one pass.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +31,7 @@ Contrast = Callable[[Float[Array, "S ..."]], tuple[Float[Array, ""], Any]]
 Forward = Callable[[Params, Chunk], tuple[Float[Array, "B ..."], Float[Array, ""], Sums]]
 
 
-def loss_gradient(
+def loss_gradient(  # noqa: PLR0913  # by keyword
     params: Params,
     chunks: Chunk,
     *,
@@ -35,6 +39,7 @@ def loss_gradient(
     encode: Encode,
     contrast: Contrast | None,
     on_chunk: OnChunk = lambda function, chunk: function(chunk),
+    n_kept: int = 0,
 ) -> tuple[Float[Array, ""], Any, Sums, Params]:
     """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
 
@@ -53,33 +58,79 @@ def loss_gradient(
         the gradient then holds their contributions to these representations.
       on_chunk: calls a function on one of several chunks, and may change the chunk's arrays first
         if no result changes, such as dropping common padding.
+      n_kept: how many chunks, the last ones, keep their activations for their gradient. All of them
+        is one direct pass; without `contrast` none has to.
 
     Returns:
       The value of `contrast` and what else it returns (0 and `()` without), the sums added up over
       chunks, and the gradient. The chunks' own losses are in neither value nor sums, unless
       `forward` has them among its sums.
     """
+    n_chunks = jax.tree.leaves(chunks)[0].shape[0]
+    if n_chunks == 1 or (contrast and n_kept >= n_chunks):
+        return _direct_gradient(params, _joined(chunks), forward, contrast)
     value: Float[Array, ""] = jnp.zeros(())
     others: Any = ()
     cotangents_CxBxD: Float[Array, "C B ..."] | None = None
-    if jax.tree.leaves(chunks)[0].shape[0] == 1:
-        chunk = jax.tree.map(lambda x: x[0], chunks)
-
-        def direct(params: Params) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Any, Sums]]:
-            reps_BxD, loss, sums = forward(params, chunk)
-            contrasted, after = contrast(reps_BxD) if contrast else (value, others)
-            return contrasted + loss, (contrasted, after, sums)
-
-        grads, (contrasted, after, sums) = jax.grad(direct, has_aux=True)(params)
-        return contrasted, after, sums, grads
-
+    grads = jax.tree.map(jnp.zeros_like, params)
+    kept_sums: Sums | None = None
     if contrast:
+        n_again = n_chunks - n_kept
+        chunks, kept = (
+            jax.tree.map(lambda x, part=part: x[part], chunks)
+            for part in (slice(n_again), slice(n_again, None))
+        )
+        reps = []
+        if n_kept:
+            forward_kept = functools.partial(_forward_kept, forward, _joined(kept))
+            kept_reps, pull_back, kept_sums = jax.vjp(forward_kept, params, has_aux=True)
+            reps.append(kept_reps[0])
         encode_chunk = functools.partial(encode, params)
         reps_CxBxD = jax.lax.map(lambda chunk: on_chunk(encode_chunk, chunk), chunks)
-        flat = (-1, *reps_CxBxD.shape[2:])
+        n_first = math.prod(reps_CxBxD.shape[:2])
+        reps.insert(0, reps_CxBxD.reshape(n_first, *reps_CxBxD.shape[2:]))
         with_gradient = jax.value_and_grad(contrast, has_aux=True)
-        (value, others), cotangents_AxD = with_gradient(reps_CxBxD.reshape(flat))
-        cotangents_CxBxD = cotangents_AxD.reshape(reps_CxBxD.shape)
+        (value, others), cotangents_AxD = with_gradient(_concatenated(reps))
+        cotangents_CxBxD = cotangents_AxD[:n_first].reshape(reps_CxBxD.shape)
+        if n_kept:
+            (grads,) = pull_back((cotangents_AxD[n_first:], jnp.ones_like(kept_reps[1])))
+    grads, sums = _add_gradients(grads, params, chunks, cotangents_CxBxD, forward, on_chunk)
+    if kept_sums is not None:
+        sums = jax.tree.map(jnp.add, sums, kept_sums)
+    return value, others, sums, grads
+
+
+def _direct_gradient(
+    params: Params, chunk: Chunk, forward: Forward, contrast: Contrast | None
+) -> tuple[Float[Array, ""], Any, Sums, Params]:
+    """Returns what `loss_gradient` does, of a single chunk."""
+
+    def direct(params: Params) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Any, Sums]]:
+        reps_BxD, loss, sums = forward(params, chunk)
+        contrasted, after = contrast(reps_BxD) if contrast else (jnp.zeros(()), ())
+        return contrasted + loss, (contrasted, after, sums)
+
+    grads, (contrasted, after, sums) = jax.grad(direct, has_aux=True)(params)
+    return contrasted, after, sums, grads
+
+
+def _forward_kept(
+    forward: Forward, chunk: Chunk, params: Params
+) -> tuple[tuple[Float[Array, "B ..."], Float[Array, ""]], Sums]:
+    """Returns (representations, own loss) and sums."""
+    reps_BxD, loss, sums = forward(params, chunk)
+    return (reps_BxD, loss), sums
+
+
+def _add_gradients(
+    grads: Params,
+    params: Params,
+    chunks: Chunk,
+    cotangents_CxBxD: Float[Array, "C B ..."] | None,
+    forward: Forward,
+    on_chunk: OnChunk,
+) -> tuple[Params, Sums]:
+    """Adds to `grads` those of the chunks' surrogates; returns also the sums over chunks."""
 
     def surrogate(
         params: Params, chunk: Chunk, cotangents_BxD: Float[Array, "B ..."] | None
@@ -96,6 +147,14 @@ def loss_gradient(
 
         return on_chunk(add, chunk)
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    grads, sums_C = jax.lax.scan(step, zeros, (chunks, cotangents_CxBxD))
-    return value, others, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C), grads
+    grads, sums_C = jax.lax.scan(step, grads, (chunks, cotangents_CxBxD))
+    return grads, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C)
+
+
+def _joined(chunks: Chunk) -> Chunk:
+    """Returns several chunks as one."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunks)
+
+
+def _concatenated(arrays: list[jax.Array]) -> Float[Array, "S ..."]:
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)

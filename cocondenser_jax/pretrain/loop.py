@@ -25,6 +25,7 @@ from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
 from cocondenser_jax.pretrain.checkpoint import ProbeValues
 from cocondenser_jax.pretrain.devices import (
     all_devices,
+    choose_chunks,
     choose_layout,
     count_devices,
     mapped_step,
@@ -113,6 +114,7 @@ def _train(
         probe_data = {name: value for probe in probes for name, value in probe.record.items()}
         model_config, params = _model_and_params(experiment, workdir, store, probe_data)
         experiment = reading_as(experiment, model_config.representation)
+        experiment = _with_chunks(experiment, model_config)
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probes(experiment, store, model_config, probes)
         if hosts.is_first():
@@ -176,13 +178,23 @@ def _model_and_params(
     }
     model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
-    loss = experiment.step.loss
-    check_batch(experiment.batches, loss.chunk_size, model_config.longest_text, count_devices())
+    loss, longest = experiment.step.loss, model_config.longest_text
+    n_devices, kept = count_devices(), loss.kept_chunks
+    check_batch(experiment.batches, loss.chunk_size, longest, n_devices, kept)
     choose_layout(model_config, loss, experiment.batches.length, all_devices())
     spec = reading_as(experiment, model_config.representation).batches
     require_room(spec, store.tokenizer)
     require_examples(store, spec, hosts.count())
     return model_config, params
+
+
+def _with_chunks(experiment: Experiment, model_config: ModelConfig) -> Experiment:
+    """Returns the experiment whose chunks, where they are `auto`, fit the devices of all hosts."""
+    settings = choose_chunks(model_config, experiment.step, experiment.batches)
+    loss = settings.loss
+    chunks = {"train.chunk_size": loss.chunk_size, "train.kept_chunks": loss.kept_chunks}
+    hosts.broadcast_and_compare(chunks)
+    return experiment._replace(step=settings)
 
 
 def _computed(experiment: Experiment, model_config: ModelConfig) -> dict[str, Any]:
@@ -191,6 +203,8 @@ def _computed(experiment: Experiment, model_config: ModelConfig) -> dict[str, An
     return {
         "devices": count_devices(),
         "attention": choose_layout(model_config, loss, length, all_devices()).attention,
+        "chunk_size": loss.chunk_size,
+        "kept_chunks": loss.kept_chunks,
     }
 
 

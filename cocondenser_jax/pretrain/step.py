@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
+from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UserError, lookup
 from cocondenser_jax.model.condenser import Condenser, CondenserOutput, init_params
 from cocondenser_jax.model.config import ModelConfig
@@ -47,7 +48,8 @@ class LossSettings(NamedTuple):
     objective: str = "cocondenser"
     mlm_weight: float = 1.0
     mlm_reduction: str = "token_mean"  #: or "span_sum"
-    chunk_size: int = 0  #: spans; 0 for all that a device has
+    chunk_size: Any = 0  #: spans; 0 for all that a device has; "auto" until `fit_chunks`
+    kept_chunks: Any = 0  #: of a device, whose activations are kept for their gradient; likewise
     dtype: str = "float32"
     attention: str = "auto"  #: or "xla", "kernel"
     layout: Layout = Layout()  #: of the parameters; `devices.py` chooses it
@@ -196,6 +198,7 @@ def loss_and_gradient(
         encode=encode,
         contrast=contrast if objective.contrast else None,
         on_chunk=functools.partial(at_shortest_length, fractions=fractions),
+        n_kept=settings.kept_chunks,
     )
     (grads,) = pull_back(grads)
     # Every device holds its own terms of sums over the global batch: add them once. XLA would copy
@@ -323,13 +326,17 @@ def forward_sums(
     return jax.lax.all_gather(vectors_SxD, AXIS, tiled=True), sums
 
 
-def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: int) -> None:
-    """Raises a UserError where batch, chunk, devices and model do not fit each other."""
+def check_batch(
+    spec: BatchSpec, chunk_size: Any, max_length: int, n_devices: int, kept_chunks: Any = 0
+) -> None:
+    """Raises a UserError where batch, chunks, devices and model do not fit each other."""
     if spec.batch_size % n_devices:
         raise UserError(
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_devices} devices"
         )
     n_spans = spec.n_rows // n_devices
+    if chunk_size == AUTO:
+        chunk_size = kept_chunks = 0  # `fit_chunks` chooses one that fits
     if chunk_size and n_spans % chunk_size:
         raise UserError(
             f"config.train.chunk_size {chunk_size} does not divide the {n_spans} spans of a device"
@@ -338,6 +345,11 @@ def check_batch(spec: BatchSpec, chunk_size: int, max_length: int, n_devices: in
     if chunk_size % spec.kind.n_copies:
         raise UserError(
             f"config.train.chunk_size {chunk_size} is odd, but each span has two rows (retromae)"
+        )
+    n_chunks = n_spans // (chunk_size or n_spans)
+    if kept_chunks != AUTO and kept_chunks > n_chunks:
+        raise UserError(
+            f"config.train.kept_chunks is {kept_chunks}, but a device has {n_chunks} chunks"
         )
     if spec.length > max_length:
         raise UserError(

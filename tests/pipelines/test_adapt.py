@@ -438,6 +438,7 @@ def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
         (["--config.data.batch_size=24"], 2),
         (["--config.train.chunk_size=4"], 4),
         (["--config.train.chunk_size=0"], 0),
+        (["--config.train.chunk_size=auto"], "auto"),
         # Those are refused: nothing that is given is changed.
         (["--config.train.chunk_size=6"], 6),
         (["--config.train.chunk_size=8", "--config.data.batch_size=16"], 8),

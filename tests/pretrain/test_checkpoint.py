@@ -325,6 +325,7 @@ def test_another_experiment_is_refused_with_the_difference(config, tmp_path, set
 MAY_DIFFER = {
     "tracker",
     "train.chunk_size",
+    "train.kept_chunks",
     "train.attention",
     "train.skip_nonfinite",
     "checkpoint.every",

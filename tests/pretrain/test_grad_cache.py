@@ -64,10 +64,11 @@ def test_representations_of_several_axes_stay_whole():
     pairs_per_chunk=st.integers(1, 3),
     size=st.integers(1, 5),
     contrastive=st.booleans(),
+    n_kept=st.integers(0, 7),
     seed=st.integers(0, 1000),
 )
 def test_any_cut_gives_the_gradient_of_the_whole(
-    n_chunks, pairs_per_chunk, size, contrastive, seed
+    n_chunks, pairs_per_chunk, size, contrastive, n_kept, seed
 ):
     rng = np.random.default_rng(seed)
     params = {
@@ -83,6 +84,7 @@ def test_any_cut_gives_the_gradient_of_the_whole(
         forward=forward,
         encode=encode,
         contrast=contrast if contrastive else None,
+        n_kept=n_kept,
     )
 
     expected = jax.grad(whole_loss)(params, inputs, contrastive)

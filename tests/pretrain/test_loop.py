@@ -216,6 +216,7 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
         *("optimizer.schedule", "optimizer.decay_ratio"),  # tests/pretrain/test_optimizer.py
         "model.scale",  # tests/pretrain/test_scale.py
         "model.sizes",  # tests/pretrain/test_sizes.py
+        *("train.attention", "train.kept_chunks"),  # tests/pretrain/test_layout.py
         # tests/pretrain/test_weak_decoder.py:
         *("data.mask_probability", "data.decoder_mask_probability"),
         *(f"probe.{name}" for name in ("documents", "data", "split", "passages")),

@@ -118,16 +118,6 @@ def test_what_is_cut_is_written_at_its_first_size_alone():
         assert files[SETTINGS].get("truncate_dim") == expected
 
 
-def test_a_plain_folder_that_generates_text_is_pooled_by_its_last_token():
-    silent = Representation("mean", similarity="cosine")
-    for architecture, pooling in (("BertModel", "mean"), ("Qwen3ForCausalLM", "lasttoken")):
-        config = {"architectures": [architecture]}
-        found = from_files(
-            None, lambda name, config=config: config if name == "config.json" else {}
-        )
-        assert found == silent._replace(pooling=pooling)
-
-
 @pytest.mark.parametrize("kind", ["SparseEncoder", "x", None])
 def test_a_model_of_another_kind_is_refused(saved, tmp_path, kind):
     """sentence-transformers would take its network alone, and pool by the mean."""

@@ -197,7 +197,7 @@ def test_with_judgments_all_rankings_are_compared_on_them(finished):
 def test_the_search_that_is_printed_finds_something(finished, capsys):
     (command,) = [line for line in finished.judged if "cocondenser search" in line]
     words = command.partition(": cocondenser ")[2].split()
-    assert main([*words[:-1], "--query=a word", "--depth=2"]) == 0
+    assert main([*words, "--query=a word", "--depth=2"]) == 0
     assert capsys.readouterr().out.startswith('"a word"\n')
 
 

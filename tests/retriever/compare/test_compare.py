@@ -176,7 +176,7 @@ def test_the_printed_table_line_and_search(finished, command, models, capsys):
     if rows[best]["model"]:
         (search,) = [line for line in lines if "cocondenser search" in line]
         words = search.split("cocondenser ")[1].split()
-        assert main([*words[:-1], "--query=a word", "--depth=1"]) == 0
+        assert main([*words, "--query=a word", "--depth=1"]) == 0
         assert ("--hybrid=min_max" in words) == rows[best]["is_fused"]
     page = (finished / "report.html").read_text()
     assert page.count("<svg") == 1

@@ -204,15 +204,14 @@ def test_what_is_resolved_is_read_alike_with_pytorch_and_without(name, tmp_path,
     assert main(["resolve", f"--model={folder}", f"--out={out}", *words]) == 0
     vectors = load(expected).encode_query(list(QUERIES))
     library = SentenceTransformer(str(out), model_kwargs={"dtype": "float32"})
-    for model in (load(open_model(out)), library):
-        np.testing.assert_allclose(model.encode_query(list(QUERIES)), vectors, atol=1e-6)
+    for model in (load(open_model(out)), library):  # the library's have length 1 where published
+        found = model.encode_query(list(QUERIES), normalize_embeddings=True)
+        np.testing.assert_allclose(found, vectors, atol=1e-6)
     _, params = load_vectors(expected)
     monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
     again = open_model(out)
     assert again.representation.is_cosine
-    assert again.representation.reading_as(expected.representation) == (
-        expected.representation._replace(normalized=True)
-    )
+    assert again.representation.reading_as(expected.representation) == expected.representation
     assert dict(again.representation.prompts) == dict(expected.representation.prompts)
     assert again.lowers_case == expected.lowers_case
     _, found = load_vectors(again)

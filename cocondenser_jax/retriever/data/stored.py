@@ -107,6 +107,10 @@ class StoredPassages(Mapping[str, str]):
         row = self._table.row("select 1 from passages where id = ?", name)
         return isinstance(name, str) and row is not None
 
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """Yields all ids with their texts, in one reading of the file."""
+        return iter(self._table.rows("select id, text from passages order by place"))
+
     def rows(self, names: Sequence[str]) -> np.ndarray:
         """Returns the row of each id, int64; -1 where there is none."""
         statement = "select id, place from passages where id in (select value from json_each(?))"

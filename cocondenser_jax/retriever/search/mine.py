@@ -4,6 +4,7 @@ A pool joins one run or several: in the second round of arXiv 2108.05540, those 
 first round's retriever.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -11,8 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError, first_three
-from cocondenser_jax.retriever.data.folder import best_by_query, read_split, with_positives
-from cocondenser_jax.retriever.data.trec import Results, read_run, write_results
+from cocondenser_jax.retriever.data.folder import (
+    best_by_query,
+    corpus_file,
+    passage_text,
+    read_corpus,
+    read_split,
+    with_positives,
+)
+from cocondenser_jax.retriever.data.same_text import text_key, with_copies
+from cocondenser_jax.retriever.data.trec import Qrels, Results, read_run, write_results
+
+logger = logging.getLogger(__name__)
 
 # f(query, passage) says whether the passage is excluded from the query's negatives.
 Excludes = Callable[[str, str], bool]
@@ -37,18 +48,19 @@ def mine(
 
     Args:
       sources: TREC runs.
-      data_folder: holds queries and judgments.
+      data_folder: holds queries and judgments, and passages, whose texts are compared.
       split: the one whose queries get negatives.
       out: the run to write; see `make_pool` for its scores.
       depth: rank, in each source, of the last passage taken.
-      denoising: which of them are left out too; None: only what is judged relevant, and what has
-        the query's id (see `identical_ids`).
+      denoising: which of them are left out too; None: only what is judged relevant, what has its
+        text, and what has the query's id (see `identical_ids`).
 
     Returns:
       How many queries and negatives there are, and what was left out for which reason.
     """
     scored = _scored_exclusions(denoising) if denoising else {}
     qrels = with_positives(read_split(data_folder, split)[1])
+    judged = _with_copies(qrels, data_folder)
     # Joined to one text, the names of a query's passages take a tenth of the memory.
     best = [
         {query: " ".join(names) for query, names in best_by_query(source, qrels, depth)}
@@ -57,6 +69,7 @@ def mine(
     exclusions: dict[str, Excludes] = {
         "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
         "the query's id": lambda q, p: p == q,  # where queries are passages
+        "a relevant one's text": lambda q, p: p in judged[q],
     }
     exclusions |= scored
     excluded = dict.fromkeys(exclusions, 0)
@@ -82,6 +95,20 @@ def mine(
         "negatives per query, least": min(sizes),
     }
     return summary | {f"excluded, {reason}": count for reason, count in excluded.items()}
+
+
+def _with_copies(qrels: Qrels, data_folder: Path) -> Qrels:
+    """Adds the passages with the text of a relevant one; warns where there are no texts."""
+    try:
+        corpus = corpus_file(data_folder)
+    except UserError:
+        logger.warning(
+            "%s has no passages: negatives may have the text of a relevant passage", data_folder
+        )
+        return qrels
+    names = {passage for grades in qrels.values() for passage in grades}
+    key_of = {p.id: text_key(passage_text(p)) for p in read_corpus(corpus) if p.id in names}
+    return with_copies(qrels, key_of, ((p.id, passage_text(p)) for p in read_corpus(corpus)))
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:

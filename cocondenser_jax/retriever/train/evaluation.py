@@ -18,6 +18,7 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
+from cocondenser_jax.retriever.data.same_text import text_key, with_copies
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.models import uses_bfloat16
 from cocondenser_jax.retriever.train.trainer import DIVERGED
@@ -81,15 +82,18 @@ class DevEvaluator(BaseEvaluator):
         else:
             names = list(passages)
         rows = {passage: row for row, passage in enumerate(names)}
+        texts = {passage: passages[passage] for passage in names}
+        key_of = {p: text_key(texts[p]) for grades in relevant.values() for p in grades}
+        judged = with_copies(relevant, key_of, texts.items())  # whose copies are not wrong
         self._queries = [queries[query] for query in relevant]
-        self._passages = [passages[passage] for passage in rows]
+        self._passages = [*texts.values()]
         self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]
         self._others_Q = [
             [rows[p] for p in others.get(query, [])] or slice(None) for query in relevant
         ]
         self._left_out_Q = [
-            self._relevant_Q[i] + ([rows[query]] if query in rows else [])
-            for i, query in enumerate(relevant)
+            [rows[p] for p in judged[query]] + ([rows[query]] if query in rows else [])
+            for query in relevant
         ]
         self._score = score
         self._bfloat16 = uses_bfloat16(settings.precision)

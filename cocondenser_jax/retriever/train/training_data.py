@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
+from cocondenser_jax.retriever.data.same_text import count_added, text_key, with_copies
 from cocondenser_jax.retriever.data.stored import (
     Names,
     StoredPassages,
@@ -36,6 +38,8 @@ from cocondenser_jax.retriever.data.stored import (
 )
 from cocondenser_jax.retriever.data.trec import Qrels, Run, read_run
 from cocondenser_jax.retriever.train.processes import made_once
+
+logger = logging.getLogger(__name__)
 
 _FILE = "rows.sqlite"
 
@@ -187,7 +191,8 @@ def read_training(
     """Reads the pairs of a training set and the negatives to draw from.
 
     A query without results in `negatives_run` draws from all passages; with a cross-encoder's
-    scores, `teacher_run`, negatives are drawn from the passages it has scored.
+    scores, `teacher_run`, negatives are drawn from the passages it has scored. A passage with the
+    text of a relevant one, under another id, is no negative.
 
     Args:
       settings: what to read.
@@ -214,16 +219,17 @@ def read_training(
         "the number of queries with a positive",
     )
     relevant = dict(judgments[i] for i in numbers)
+    judged = _with_copies(relevant, passages)
     candidates: Mapping[str, Names] = {}
     if "negatives_run" in files:
-        candidates = _store_pool(settings, checksums["negatives_run"], relevant, passages, stored)
+        candidates = _store_pool(settings, checksums["negatives_run"], judged, passages, stored)
     teacher = None
     if teacher_run:
         teacher = read_run(teacher_run)
         candidates = _scored_candidates(candidates, relevant, teacher, teacher_run)
     return TrainingData(
         pairs=training_pairs(relevant),
-        judgments=to_judgments(relevant, teacher),
+        judgments=to_judgments(judged, teacher),
         queries=queries,
         passages=passages,
         candidates=candidates,
@@ -231,6 +237,20 @@ def read_training(
         seed=settings.seed,
         checksums=checksums,
     )
+
+
+def _with_copies(relevant: Qrels, passages: StoredPassages) -> Qrels:
+    """Adds the passages with the text of a relevant one, which are no negatives of its query."""
+    names = dict.fromkeys(chain.from_iterable(relevant.values()))
+    key_of = {name: text_key(passages[name]) for name in names}
+    judged = with_copies(relevant, key_of, passages.texts())
+    if n_added := count_added(relevant, judged):
+        logger.warning(
+            "%d passages with the text of a query's relevant one, under another id, are not its"
+            " negatives",
+            n_added,
+        )
+    return judged
 
 
 def _store_passages(

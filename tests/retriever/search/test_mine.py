@@ -53,6 +53,7 @@ def test_one_run_without_what_is_relevant(folder):
         "negatives per query, least": 2,
         "excluded, relevant": 2,
         "excluded, the query's id": 0,
+        "excluded, a relevant one's text": 0,
     }
     # What is written reads as any run does, and as the candidates of the run it came from.
     qrels = with_positives(QRELS)
@@ -73,6 +74,19 @@ def test_a_query_that_is_a_passage_is_not_its_negative(folder):
     assert pools(folder / "pool.trec") == expected
     assert metrics["excluded, relevant"] == 4
     assert metrics["excluded, the query's id"] == 3
+
+
+def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(folder, caplog):
+    mine([folder / "bm25.trec"], folder, "train", folder / "pool.trec")
+    assert "has no passages: negatives may have the text" in caplog.text
+    caplog.clear()
+    texts = {"a": "Some  text", "b": "other", "c": "third", "d": "some text ", "f": "Third"}
+    rows = ({"_id": p, "title": "", "text": texts.get(p, f"text {p}")} for p in "abcdef")
+    write_records(folder / "corpus.jsonl", rows)
+    metrics = mine([folder / "bm25.trec"], folder, "train", folder / "pool.trec")
+    assert pools(folder / "pool.trec") == {"q1": list("bcef"), "q2": list("ab")}
+    assert metrics["excluded, a relevant one's text"] == 1
+    assert "has no passages" not in caplog.text
 
 
 def test_runs_take_turns(folder):
@@ -115,6 +129,7 @@ def test_scores_of_a_cross_encoder_exclude(folder):
     assert {k: v for k, v in metrics.items() if k.startswith("excluded")} == {
         "excluded, relevant": 2,
         "excluded, the query's id": 0,
+        "excluded, a relevant one's text": 0,
         "excluded, not scored": 3,  # f of q1; a and b of q2, which the teacher does not know
         "excluded, scored too high": 2,
     }

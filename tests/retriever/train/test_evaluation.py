@@ -142,6 +142,25 @@ def test_a_query_that_is_a_passage_is_not_ranked(model_folder, with_own, texts, 
     assert [*found.values()] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_copy_of_a_relevant_passage_is_not_ranked(model_folder, data, texts, tmp_path):
+    folder = shutil.copytree(data, tmp_path / "beir")
+    with (folder / "corpus.jsonl").open("a") as file:
+        for query, grades in QRELS.items():
+            for passage in grades:
+                copy = {"_id": f"{query}-{passage}", "text": texts[1][passage].upper()}
+                file.write(json.dumps(copy) + "\n")
+    model = models.load_retriever(model_folder, 8, 16)
+    expected = make_search(model_folder, data, {})(model)
+    found = make_search(model_folder, folder, {})(model)
+    # The copies of other queries' passages count as those do.
+    assert found["MRR@10"] <= expected["MRR@10"]
+    search = make_search(model_folder, folder, {})
+    for query, left_out in zip(QRELS, search._left_out_Q, strict=True):
+        relevant = {passage for passage, grade in QRELS[query].items() if grade > 0}
+        names = {search._passage_ids[row] for row in left_out}
+        assert {f"{query}-{passage}" for passage in relevant} <= names
+
+
 @pytest.fixture(scope="module")
 def dev_run(data):
     """Twelve passages for each query but the last one, the first of them relevant."""

@@ -1,6 +1,7 @@
 """Training rows: pairs, the draw of negatives, numbered judgments."""
 
 import functools
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -129,6 +130,31 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path):
     assert candidates == {query: ["d7", "d8"] for query in qrels}
 
 
+def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(beir, tmp_path, caplog):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    first = next(p for p in read_corpus(beir) if p.id == "d1")
+    with (folder / "corpus.jsonl").open("a") as file:
+        copy = {"_id": "copy", "title": first.title, "text": f" {first.text.upper()} "}
+        file.write(json.dumps(copy) + "\n")
+    qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}}
+    write_qrels(folder / "qrels" / "train.tsv", qrels)
+    write_records(folder / "queries.jsonl", [{"_id": q, "text": "x"} for q in qrels])
+    run = {query: {"copy": 3.0, "d1": 2.0, "d7": 1.0} for query in qrels}
+    write_run(tmp_path / "run.trec", run)
+    settings = DataSettings(folder, "train", 0, str(tmp_path / "run.trec"), 1, 3, 0)
+    data = read_training(settings, tmp_path / "stored")
+    candidates = {query: list(names) for query, names in data.candidates.items()}
+    assert candidates == {"q1": ["d7"], "q2": ["copy", "d1", "d7"]}
+    assert "1 passages with the text of a query's relevant one" in caplog.text
+    # Nor is it one where it is in the group of another query of the step.
+    relevant = data.judgments.relevant.toarray()
+    of_query, of_passage = data.judgments.queries, data.judgments.passages
+    assert relevant[of_query["q1"], of_passage["copy"]]
+    assert not relevant[of_query["q2"], of_passage["copy"]]
+    pairs = {(pair["query_id"], pair["positive_id"]) for pair in data.pairs}
+    assert pairs == {("q1", "d1"), ("q2", "d2")}
+
+
 def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
     folder = shutil.copytree(beir, tmp_path / "data")
     titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]
@@ -149,11 +175,11 @@ def test_what_is_stored_of_files_that_have_changed_is_not_used_again(beir, tmp_p
     queries, _ = read_split(folder, "train")
     for name, text in (("d7", "one"), ("d8", "one"), ("d8", "two")):
         write_run(run, {query: {name: 1.0} for query in queries})
-        write_records(
-            folder / "corpus.jsonl", [{"_id": p.id, "text": text} for p in read_corpus(beir)]
-        )
+        texts = {passage.id: f"{text} {passage.id}" for passage in read_corpus(beir)}
+        records = [{"_id": name, "text": read} for name, read in texts.items()]
+        write_records(folder / "corpus.jsonl", records)
         data = read_training(settings, tmp_path / "stored")
-        assert {*data.passages.values()} == {text}
+        assert dict(data.passages) == texts
         assert {*data.candidates["q1"]} == {name}
 
 

@@ -201,6 +201,20 @@ def test_what_a_user_says_stands_in_place_of_what_the_folder_says():
     assert with_given(EVERYTHING, Given(query_prompt="")).default_prompt is None
 
 
+@pytest.mark.parametrize(
+    ("given", "scale"),
+    [
+        (Given(similarity="dot"), 0.0),
+        (Given(similarity="cosine"), 100.0),
+        (Given(pooling="cls"), 100.0),
+        (Given(dimensions=4), 100.0),
+    ],
+)
+def test_a_scale_belongs_to_a_similarity(given, scale):
+    published = Representation("mean", similarity="cosine", scale=100.0)
+    assert with_given(published, given).scale == scale
+
+
 def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_path):
     folder = tmp_path / "towers"
     load_retriever(saved, two_towers=True).save_pretrained(str(folder))

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from checks import published
-from checks.published import Model, fetch, main
+from checks.published import Model, Row, fetch, main
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
@@ -49,6 +49,14 @@ def models(folder, monkeypatch):
         shutil.copytree(folder, out, dirs_exist_ok=True)
 
     monkeypatch.setattr(published, "MODELS", [Model("tiny", (), copy, 0.5)])
+
+
+@pytest.mark.parametrize("side", ["pytorch", "flax", "export"])
+def test_one_side_that_differs_is_enough(side):
+    same = Row("model", 0.0, 0.0, 0.0, same_ranks=True)
+    assert same.passes
+    assert not same._replace(**{side: 0.05}).passes
+    assert not same._replace(same_ranks=False).passes
 
 
 def test_a_model_that_behaves_as_published_passes(models, tmp_path):

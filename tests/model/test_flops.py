@@ -28,11 +28,16 @@ def traced_flops(jaxpr):
     return total
 
 
-@pytest.mark.parametrize("model_type", ["bert", "modernbert", "mpnet"])
+@pytest.mark.parametrize(
+    ("model_type", "pooling"),
+    [("bert", "cls"), ("bert", "mean"), ("modernbert", "cls"), ("mpnet", "mean")],
+)
 @pytest.mark.parametrize("skip_from", [1, 3])
 @pytest.mark.parametrize("late_mlm", [True, False])
 @pytest.mark.parametrize("n_head_layers", [1, 2])
-def test_counts_the_products_that_are_computed(model_type, skip_from, late_mlm, n_head_layers):
+def test_counts_the_products_that_are_computed(
+    model_type, skip_from, late_mlm, n_head_layers, pooling
+):
     config = ModelConfig(
         model_type=model_type,
         vocab_size=50,
@@ -44,7 +49,7 @@ def test_counts_the_products_that_are_computed(model_type, skip_from, late_mlm, 
         pad_token_id=1,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        representation=Representation(dense=(Dense(8, 24), Dense(24, 5, bias=False))),
+        representation=Representation(pooling, dense=(Dense(8, 24), Dense(24, 5, bias=False))),
         n_head_layers=n_head_layers,
         skip_from=skip_from,
         late_mlm=late_mlm,

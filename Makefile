@@ -138,42 +138,43 @@ mutants: .venv/mutants
 	$(BIN)/python -m benchmarks.results
 
 # The stamps are renewed whenever the requirements change.
+# Not compiled: Python does that to the files that it imports, in a fifth of the time.
 .venv/installed: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
 .venv/tools: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test]'
 	touch $@
 
 .venv/docs: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,docs]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,docs]'
 	touch $@
 
 .venv/plan-gpu: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,plan-gpu]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,plan-gpu]'
 	touch $@
 
 .venv/published: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,published]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,published]'
 	touch $@
 
 .venv/mutants: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mutants]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,mutants]'
 	touch $@
 
 .venv/cluster: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,ray,test]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,ray,test]'
 	touch $@
 
 .venv/databases: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,databases]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,databases]'
 	touch $@
 
 .venv/mteb: .venv/tools
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,test,mteb,ir]'
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,mteb,ir]'
 	touch $@
 
 # Trackio refuses the tested version of pillow.

@@ -20,7 +20,6 @@ EXTRAS = {
         "bm25s",
         "faiss",
         "numba",
-        "regex",
         "sentence_transformers",
         "torch",
     ),

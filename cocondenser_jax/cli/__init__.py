@@ -24,7 +24,13 @@ from cocondenser_jax.errors import UserError, name_extra
 
 # Libraries whose INFO is not shown.
 _QUIET = (
-    *("aiobotocore", "datasets", "faiss", "httpx", "jax", "matplotlib", "sentence_transformers"),
+    "aiobotocore",
+    "datasets",
+    "faiss",
+    "httpx",
+    "jax",
+    "matplotlib",
+    "sentence_transformers",
 )
 
 # Errors of the operating system that the user can mend.

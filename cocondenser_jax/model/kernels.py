@@ -88,8 +88,8 @@ def attend_jointly(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(head: Head, platform: str, arrays: tuple[jax.Array, ...]) -> jax.Array:
-    forward = {"gpu": _gpu_forward, "tpu": _tpu_forward}[platform]
-    return forward(head, *arrays)
+    kernels: dict[str, Callable[..., jax.Array]] = {"gpu": _gpu_forward, "tpu": _tpu_forward}
+    return kernels[platform](head, *arrays)
 
 
 def _attend_forward(
@@ -101,9 +101,11 @@ def _attend_forward(
 def _attend_backward(
     head: Head, platform: str, arrays: tuple[jax.Array, ...], cotangent_BxLxD: jax.Array
 ) -> tuple[tuple[jax.Array | None, ...]]:
-    backward = {"gpu": _gpu_backward, "tpu": _tpu_backward}[platform]
-    inputs = *arrays, cotangent_BxLxD
-    by_product_BxLx3D, by_bias_Bx3D = backward(head, *inputs)
+    kernels: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = {
+        "gpu": _gpu_backward,
+        "tpu": _tpu_backward,
+    }
+    by_product_BxLx3D, by_bias_Bx3D = kernels[platform](head, *arrays, cotangent_BxLxD)
     by_bias_3D = jnp.sum(by_bias_Bx3D, axis=0).astype(arrays[1].dtype)
     return ((by_product_BxLx3D, by_bias_3D, None, None),)
 
@@ -257,72 +259,45 @@ def _gpu_rows(length: int) -> int:
     return max(16, 1 << (length - 1).bit_length())
 
 
-def _gpu_arrays(head: Head, product_BxLx3D: jax.Array, bias_3D: jax.Array) -> tuple[Any, ...]:
+def _gpu_call(program: Callable, head: Head, arrays: tuple[jax.Array, ...], name: str) -> Any:
+    """Runs a program for each span and head; the arrays are those of `attend_jointly`'s kernel.
+
+    With a cotangent as the last, it gives the gradients of product and biases, else the context.
+    """
+    product_BxLx3D, bias_3D, mask_BxL, seeds_BxN, *cotangents = arrays
     n_spans, length, size_3 = product_BxLx3D.shape
-    size = size_3 // 3 // head.n_heads
-    product = product_BxLx3D.reshape(n_spans, length, 3, head.n_heads, size)
-    return product, bias_3D.reshape(3, head.n_heads, size)
-
-
-def _gpu_call(program: Callable, head: Head, length: int, **options: Any) -> Any:
-    return pl.pallas_call(
+    n_heads, size = head.n_heads, size_3 // 3 // head.n_heads
+    of_heads = n_spans, length, n_heads, size
+    product = product_BxLx3D.reshape(n_spans, length, 3, n_heads, size)
+    blocks = _gpu_blocks(_gpu_rows(length), size)
+    if cotangents:
+        out_specs = [blocks.product, blocks.bias]
+        by_bias = jax.ShapeDtypeStruct((n_spans, 3, n_heads, size), jnp.float32)
+        out_shape = [jax.ShapeDtypeStruct(product.shape, product.dtype), by_bias]
+    else:
+        out_specs = [blocks.context]
+        out_shape = [jax.ShapeDtypeStruct(of_heads, product.dtype)]
+    call = pl.pallas_call(
         functools.partial(program, head=head, length=length),
+        grid=(n_spans, n_heads),
+        in_specs=[*blocks.read, *[blocks.context] * len(cotangents)],
+        out_specs=out_specs,
+        out_shape=out_shape,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
-        **options,
+        name=name,
     )
+    read = *[product] * 3, bias_3D.reshape(3, n_heads, size), mask_BxL, seeds_BxN
+    return call(*read, *(each.reshape(of_heads) for each in cotangents))
 
 
-def _gpu_forward(
-    head: Head,
-    product_BxLx3D: jax.Array,
-    bias_3D: jax.Array,
-    mask_BxL: jax.Array,
-    seeds_BxN: jax.Array,
-) -> jax.Array:
-    product, bias = _gpu_arrays(head, product_BxLx3D, bias_3D)
-    n_spans, length, _, n_heads, size = product.shape
-    blocks = _gpu_blocks(_gpu_rows(length), size)
-    call = _gpu_call(
-        _gpu_forward_program,
-        head,
-        length,
-        grid=(n_spans, n_heads),
-        in_specs=blocks.read,
-        out_specs=blocks.context,
-        out_shape=jax.ShapeDtypeStruct((n_spans, length, n_heads, size), product.dtype),
-        name="attention",
-    )
-    context = call(product, product, product, bias, mask_BxL, seeds_BxN)
-    return context.reshape(n_spans, length, n_heads * size)
+def _gpu_forward(head: Head, *arrays: jax.Array) -> jax.Array:
+    (context,) = _gpu_call(_gpu_forward_program, head, arrays, "attention")
+    return context.reshape(*context.shape[:2], -1)
 
 
-def _gpu_backward(
-    head: Head,
-    product_BxLx3D: jax.Array,
-    bias_3D: jax.Array,
-    mask_BxL: jax.Array,
-    seeds_BxN: jax.Array,
-    cotangent_BxLxD: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    product, bias = _gpu_arrays(head, product_BxLx3D, bias_3D)
-    n_spans, length, _, n_heads, size = product.shape
-    blocks = _gpu_blocks(_gpu_rows(length), size)
-    call = _gpu_call(
-        _gpu_backward_program,
-        head,
-        length,
-        grid=(n_spans, n_heads),
-        in_specs=[*blocks.read, blocks.context],
-        out_specs=[blocks.product, blocks.bias],
-        out_shape=[
-            jax.ShapeDtypeStruct(product.shape, product.dtype),
-            jax.ShapeDtypeStruct((n_spans, 3, n_heads, size), jnp.float32),
-        ],
-        name="attention_gradient",
-    )
-    cotangent = cotangent_BxLxD.reshape(n_spans, length, n_heads, size)
-    by_product, by_bias = call(product, product, product, bias, mask_BxL, seeds_BxN, cotangent)
-    return by_product.reshape(product_BxLx3D.shape), by_bias.reshape(n_spans, -1)
+def _gpu_backward(head: Head, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+    by_product, by_bias = _gpu_call(_gpu_backward_program, head, arrays, "attention_gradient")
+    return by_product.reshape(arrays[0].shape), by_bias.reshape(len(by_bias), -1)
 
 
 # On a TPU: programs for spans and groups of heads, side by side in the lanes.

@@ -130,7 +130,7 @@ reproduce: .venv/tools
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 --timeout=0 \
-	  tests/test_fuzz.py tests/test_fuzz_folders.py tests/*/test_fuzz.py
+	  $$(find tests -name "test_fuzz*.py")
 
 mutants: .venv/mutants
 	$(BIN)/python -m benchmarks.mutants --per_module=$(or $(PER_MODULE),25) \

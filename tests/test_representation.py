@@ -326,6 +326,8 @@ def test_other_values_are_no_representation(change):
         ),
         (SETTINGS, [], f"{SETTINGS}: expected a JSON object"),
         (SETTINGS, {"prompts": ["query"]}, "cannot be loaded as a bi-encoder"),
+        (SETTINGS, {"truncate_dim": "8"}, f"has a {SETTINGS} where truncate_dim is '8'; expected"),
+        (SETTINGS, {"truncate_dim": []}, f"has a {SETTINGS} where truncate_dim is []; expected"),
         ("2_Dense/config.json", {"in_features": 3}, "cannot be loaded as a bi-encoder"),
     ],
 )

@@ -20,12 +20,14 @@ from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.model_folder.folder import TOKENIZERS
 from cocondenser_jax.model_folder.modules import (
     NO_LIMIT,
+    SETTINGS,
     TASKS,
     around_dense,
     dense_of,
     require_order,
     require_usual,
     similarity_of,
+    whole,
 )
 from cocondenser_jax.representation import Representation
 
@@ -209,6 +211,7 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
     before, _, after = around_dense([type(module).__name__ for module in others])
     mode = pooling.pooling_mode
     limit = tower.max_seq_length
+    size = whole({"truncate_dim": model.truncate_dim}, "truncate_dim", SETTINGS)
     return Representation(
         pooling=mode if isinstance(mode, str) else "+".join(mode),
         dense=tuple(
@@ -216,7 +219,7 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
         ),
         normalized=len(after) > 0,
         similarity=similarity_of(model.similarity_fn_name),
-        sizes=(model.truncate_dim,) if model.truncate_dim else (),
+        sizes=(size,) if size else (),
         scaled_before_dense=len(before) > 0,
         prompts=tuple((name, text) for name, text in model.prompts.items() if text),
         default_prompt=model.default_prompt_name,

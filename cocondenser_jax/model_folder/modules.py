@@ -64,7 +64,7 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
     settings = read(SETTINGS)
     prompts = _prompts(settings)
     default = str(settings.get("default_prompt_name"))
-    size = _whole(settings, "truncate_dim", SETTINGS)
+    size = whole(settings, "truncate_dim", SETTINGS)
     return Representation(
         pooling=_pooling(pooling_file),
         dense=tuple(dense_of(each) for each in [*others.values()][: len(dense)]),
@@ -74,9 +74,9 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
         prompts=prompts,
         default_prompt=default if default in dict(prompts) else None,
         include_prompt=bool(pooling_file.get("include_prompt", True)),
-        max_length=_whole(network, "max_seq_length", _TRANSFORMER) or limit,
-        query_length=_whole(network, "query_length", _TRANSFORMER),
-        passage_length=_whole(network, "document_length", _TRANSFORMER),
+        max_length=whole(network, "max_seq_length", _TRANSFORMER) or limit,
+        query_length=whole(network, "query_length", _TRANSFORMER),
+        passage_length=whole(network, "document_length", _TRANSFORMER),
     )
 
 
@@ -218,7 +218,8 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
+def whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
+    """Returns a whole number of a file's values, None where it says none; else a ValueError."""
     value = values.get(key)
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"has a {name} where {key} is {value!r}; expected a whole number from 1")

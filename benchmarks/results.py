@@ -2,8 +2,8 @@
 
   python -m benchmarks.results
 
-puts the rows of every `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
-`<!-- end -->` of the page that holds them.
+puts the rows of `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and `<!-- end -->`
+of the page that holds them. Other results are kept in their files alone.
 """
 
 import json
@@ -31,7 +31,7 @@ PAGES = (
 
 Rows = list[dict[str, Any]]
 _NOT_SHOWN = ("loss", "dtype", "model FLOP/s")  # checked or derived: too many columns for a page
-_NUMBER = re.compile(r"[≤+-]? ?\d[\d.,e+-]*( ± [\d.]+)?$")
+_NUMBER = re.compile(r"[≤+-]? ?\d[\d.,e+-]*( ± [\d.]+)?\*?$")
 
 
 def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
@@ -71,13 +71,13 @@ def _cell(value: Any) -> str:
 
 
 def update_pages(results: Mapping[str, Rows]) -> None:
-    """Puts rows as tables between the marks of their names, on the page that has them."""
+    """Puts rows as tables between the marks of their names, on the page that has them if any."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     for name, rows in sorted(results.items()):
         mark = f"<!-- {name} -->\n"
         page = next((page for page, text in texts.items() if mark in text), None)
         if page is None:
-            raise SystemExit(f"no page has a place for {name}")
+            continue
         start, _, rest = texts[page].partition(mark)
         texts[page] = start + mark + table(rows) + rest[rest.index("<!-- end -->") :]
     for page, text in texts.items():

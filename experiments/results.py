@@ -3,8 +3,7 @@
 python -m experiments.results
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,11 @@ from papers.tables import Table, load_tables
 
 MAIN_METRIC = "nDCG@10"
 MAIN_P = f"p {MAIN_METRIC}"
-COUNTED = ("questions/cosqa", "questions/lisa", "questions/med", "questions/scifact")
+# Tables of one metric, shown as one under a name of their own.
+TOGETHER = {
+    "questions": [f"questions/{name}" for name in ("cosqa", "lisa", "med", "scifact")],
+    "adapted": [f"proof/adapt-{name}" for name in ("docstrings", "scifact", "boolq", "vaswani")],
+}
 PAST = Path(__file__).parent / "past"  # tables whose recipes are gone
 _NO_COLUMNS = ("recipe", "with", "seeds", "against", "measured", "protocol")
 
@@ -62,32 +65,21 @@ def _corrected(table: Table) -> dict[tuple[str, str], float]:
     )
 
 
-def counted(tables: Iterable[Table]) -> Rows:
-    """Returns on which collections each row differs from the one that all are compared with.
+def side_by_side(tables: Iterable[Table]) -> Rows:
+    """Returns the main metric of several tables, a column each, with a star where a row differs.
 
-    A table is of one collection, whose name its title begins with. What counts is the main metric,
-    by the corrected p.
+    A table is of one collection, whose name its title begins with, and has one row that the others
+    are compared with. A star is a corrected p below 0.05.
     """
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    rows: dict[str, dict[str, str]] = {}
     for table in tables:
+        column = table["title"].partition(":")[0]
         corrected = _corrected(table)
-        before = _main_figure(table["rows"][table["against"]])
         for name, row in table["rows"].items():
-            if (name, MAIN_P) in corrected:
-                outcome = "no difference"
-                if corrected[name, MAIN_P] < SIGNIFICANCE_LEVEL:
-                    outcome = "helped" if _main_figure(row) > before else "harmed"
-                found[name][outcome].append(table["title"].partition(":")[0])
-    columns = ("helped", "no difference", "harmed")
-    return [
-        {"": name, **{column: ", ".join(outcomes[column]) for column in columns}}
-        for name, outcomes in found.items()
-    ]
-
-
-def _main_figure(row: Mapping[str, Any]) -> float:
-    (figures,) = row["measured"].values()
-    return figures[MAIN_METRIC]
+            (figures,) = row["measured"].values()
+            star = "*" if corrected.get((name, MAIN_P), 1.0) < SIGNIFICANCE_LEVEL else ""
+            rows.setdefault(name, {"": name})[column] = _figure(figures[MAIN_METRIC]) + star
+    return list(rows.values())
 
 
 def _figure(value: float | None) -> str:
@@ -101,11 +93,18 @@ def all_tables() -> dict[str, Table]:
     return load_tables(EXPERIMENTS.folder) | load_tables(PAST)
 
 
+def all_rows() -> dict[str, Rows]:
+    """Returns the rows of every table that a page may show, by its name."""
+    tables = all_tables()
+    together = {
+        name: side_by_side(tables[each] for each in names) for name, names in TOGETHER.items()
+    }
+    return {name: measured(table) for name, table in tables.items()} | together
+
+
 def main() -> None:
     """Updates the tables of the pages."""
-    tables = all_tables()
-    rows = {name: measured(table) for name, table in tables.items()}
-    update_pages(rows | {"counted": counted(tables[name] for name in COUNTED)})
+    update_pages(all_rows())
 
 
 if __name__ == "__main__":

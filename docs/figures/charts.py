@@ -1,4 +1,4 @@
-"""The charts of the documentation; their numbers are read from its pages.
+"""The charts of the documentation; their numbers are read from its pages and from result files.
 
 Beside them, from quickstart.json (written by record.py).
 """
@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -64,8 +66,7 @@ def _bars(x: float, title: str, values: dict[str, float], form: str) -> list[str
 
 
 def compared() -> str:
-    """Returns nDCG@10 on human-written queries, from the tables of docs/results.md."""
-    collections = {"cosqa": "CoSQA", "lisa": "LISA", "med": "MEDLARS", "scifact": "SciFact"}
+    """Returns nDCG@10 on human-written queries, from the table of docs/results.md."""
     names = {
         "BM25": "BM25",
         "as published": "all-MiniLM-L6-v2",
@@ -73,11 +74,12 @@ def compared() -> str:
         "all-mpnet-base-v2": "all-mpnet-base-v2",
         "both models": "both models",
     }
-    groups = {}
-    for key, name in collections.items():
-        head, *rows = rows_of("docs/results.md", f"<!-- questions/{key} -->")
-        found = {row[0]: float(row[head.index("nDCG@10")]) for row in rows}
-        groups[name] = {title: found[row] for row, title in names.items()}
+    head, *rows = rows_of("docs/results.md", "<!-- questions -->")
+    figures = {row[0]: row for row in rows}
+    groups = {
+        name: {title: float(figures[row][head.index(name)]) for row, title in names.items()}
+        for name in ("CoSQA", "LISA", "MEDLARS", "SciFact")
+    }
     return bar_chart(
         "Which model, and fused or not? It depends on the queries",
         "nDCG@10, from 0 to 1: higher is better",
@@ -89,14 +91,15 @@ def compared() -> str:
 
 
 def labels() -> str:
-    """Returns nDCG@10 over the number of labels, from the table of docs/results.md."""
-    head, *rows = rows_of("docs/results.md", "<!-- proof/adapt-labels -->")
+    """Returns nDCG@10 over the number of labels, from experiments/past/proof.yaml."""
+    past = (ROOT / "experiments" / "past" / "proof.yaml").read_text(encoding="utf-8")
+    rows = yaml.safe_load(past)["tables"]["adapt-labels"]["rows"]
     found: dict[str, list[tuple[str, float, float]]] = {}
-    for row in rows:
-        model, amount = row[0].rsplit(", ", 1)
-        value, _, deviation = row[head.index("nDCG@10")].partition(" ± ")
+    for name, row in rows.items():
+        model, amount = name.rsplit(", ", 1)
         amount = amount.split()[0].replace("no", "0")
-        found.setdefault(model, []).append((amount, float(value), float(deviation or 0)))
+        value, deviation = row["measured"]["test"]["nDCG@10"], row.get("± nDCG@10", 0.0)
+        found.setdefault(model, []).append((amount, value, deviation))
     amounts = [amount for amount, *_ in found["adapted"]]
     shares = [i / (len(amounts) - 1) for i in range(len(amounts))]
     kinds = {"as published": "one", "adapted": "two"}

@@ -1,10 +1,12 @@
 """What we measured: the tables of the pages, and what they must show."""
 
+import re
 from pathlib import Path
 
+from benchmarks import results
 from benchmarks.results import table as as_markdown
 from experiments.reproduce import EXPERIMENTS
-from experiments.results import COUNTED, all_tables, counted, measured
+from experiments.results import all_rows, all_tables, measured, side_by_side
 from papers.tables import load_tables
 
 TABLES = all_tables()
@@ -14,11 +16,11 @@ def test_the_pages_of_results_show_what_was_measured():
     docs = Path(__file__).parents[2] / "docs"
     names = "results.md", "log.md"
     page = "".join((docs / name).read_text(encoding="utf-8") for name in names)
-    shown = {name: measured(table) for name, table in TABLES.items()}
-    shown["counted"] = counted(TABLES[name] for name in COUNTED)
-    assert len(shown) == page.count("<!-- end -->")
-    for name, rows in shown.items():
-        assert f"<!-- {name} -->\n{as_markdown(rows)}<!-- end -->\n" in page
+    rows = all_rows()
+    shown = re.findall(r"<!-- (\S+) -->\n((?:\|.*\n)*)<!-- end -->\n", page)
+    assert len(shown) == page.count("<!-- end -->") == page.count("<!-- ") / 2 > 5
+    for name, text in shown:
+        assert text == as_markdown(rows[name]), "python -m experiments.results"
     row, *_ = measured(TABLES["ours/quickstart"])
     assert row == {"": "BM25", "MRR@10": "0.366", "Recall@100": "0.734", "seconds": "3"}
     checkpoint = measured(TABLES["ours/checkpoint"])
@@ -41,23 +43,34 @@ def test_a_table_with_ndcg_shows_the_p_of_that_metric_alone():
     assert shown == {"": "a", "M": "0.500", "p nDCG@10": "0.02", "seconds": "6"}
 
 
-def test_a_difference_counts_after_correction_by_its_sign():
+def test_tables_stand_side_by_side_with_a_star_where_a_corrected_p_is_low():
     def table(title, **tested):
         rows = {"as published": {"measured": {"t": {"nDCG@10": 0.5}}}}
         for name, (figure, p) in tested.items():
             rows[name] = {"measured": {"t": {"nDCG@10": figure}}, "p nDCG@10": p}
         return {"title": f"{title}: what", "against": "as published", "rows": rows}
 
-    first = table(
-        "A", better=(0.6, 0.001), worse=(0.4, 0.001), lucky=(0.6, 0.03), other=(0.6, 0.04)
-    )
-    second = table("B", better=(0.6, 0.049), worse=(0.4, 0.2))
-    assert counted([first, second]) == [
-        {"": "better", "helped": "A", "no difference": "B", "harmed": ""},
-        {"": "worse", "helped": "", "no difference": "B", "harmed": "A"},
-        {"": "lucky", "helped": "", "no difference": "A", "harmed": ""},
-        {"": "other", "helped": "", "no difference": "A", "harmed": ""},
+    first = table("A", better=(0.6, 0.001), worse=(0.4, 0.001), lucky=(0.6, 0.03), odd=(0.6, 0.04))
+    second = table("B", worse=(0.4, 0.2), better=(0.61, 0.03))
+    rows = side_by_side([first, second])
+    assert rows == [
+        {"": "as published", "A": "0.500", "B": "0.500"},
+        {"": "better", "A": "0.600*", "B": "0.610"},
+        {"": "worse", "A": "0.400*", "B": "0.400"},
+        {"": "lucky", "A": "0.600"},
+        {"": "odd", "A": "0.600"},
     ]
+    assert "|  | A | B |\n| --- | ---: | ---: |\n" in as_markdown(rows)
+
+
+def test_the_pages_get_the_tables_that_they_have_a_place_for(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- a -->\n| old |\n<!-- end -->\nAfter.\n")
+    monkeypatch.setattr(results, "PAGES", [page])
+    results.update_pages({"a": [{"n": 1}], "nowhere": [{"n": 2}]})
+    assert page.read_text() == (
+        "Before.\n<!-- a -->\n| n |\n| ---: |\n| 1 |\n<!-- end -->\nAfter.\n"
+    )
 
 
 def test_the_contrastive_loss_alone_is_measured_wherever_cocondenser_is():

@@ -328,6 +328,16 @@ def test_other_values_are_no_representation(change):
         (SETTINGS, {"prompts": ["query"]}, "cannot be loaded as a bi-encoder"),
         (SETTINGS, {"truncate_dim": "8"}, f"has a {SETTINGS} where truncate_dim is '8'; expected"),
         (SETTINGS, {"truncate_dim": []}, f"has a {SETTINGS} where truncate_dim is []; expected"),
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": "16"},
+            "has a sentence_bert_config.json where max_seq_length is '16'; expected",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"document_length": 16.0},
+            "has a sentence_bert_config.json where document_length is 16.0; expected",
+        ),
         ("2_Dense/config.json", {"in_features": 3}, "cannot be loaded as a bi-encoder"),
     ],
 )

@@ -22,6 +22,7 @@ from cocondenser_jax.model_folder.modules import (
     NO_LIMIT,
     SETTINGS,
     TASKS,
+    TRANSFORMER,
     around_dense,
     dense_of,
     require_order,
@@ -35,6 +36,9 @@ _LAYERS = "num_hidden_layers"  # transformers' name for all families, beside a f
 # Without it, the libraries would ask on the terminal whether to run the code of a folder.
 NO_CODE = {"trust_remote_code": False}
 NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": NO_CODE, "processor_kwargs": NO_CODE}
+
+# Of a Transformer module: tokens kept of any text, of a query and of a passage.
+_LIMITS = "max_seq_length", "query_length", "document_length"
 
 
 def require_loadable(folder: Path, config: Mapping[str, Any]) -> None:
@@ -210,8 +214,10 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
         require_usual(type(module).__name__, module.get_config_dict())
     before, _, after = around_dense([type(module).__name__ for module in others])
     mode = pooling.pooling_mode
-    limit = tower.max_seq_length
     size = whole({"truncate_dim": model.truncate_dim}, "truncate_dim", SETTINGS)
+    # To the library, a limit of 0 is none.
+    limits = {name: getattr(tower, name) or None for name in _LIMITS}
+    longest, query_length, passage_length = (whole(limits, name, TRANSFORMER) for name in _LIMITS)
     return Representation(
         pooling=mode if isinstance(mode, str) else "+".join(mode),
         dense=tuple(
@@ -224,7 +230,7 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
         prompts=tuple((name, text) for name, text in model.prompts.items() if text),
         default_prompt=model.default_prompt_name,
         include_prompt=pooling.include_prompt,
-        max_length=limit if limit is not None and limit < NO_LIMIT else None,
-        query_length=tower.query_length,
-        passage_length=tower.document_length,
+        max_length=longest if longest is not None and longest < NO_LIMIT else None,
+        query_length=query_length,
+        passage_length=passage_length,
     )

@@ -18,7 +18,7 @@ SETTINGS = "config_sentence_transformers.json"
 TASKS = ("document", "query")  # by which a model of two towers tells them apart
 NETWORK = "config.json"
 _KIND = "SentenceTransformer"  # of models; releases before 5 wrote none
-_TRANSFORMER = "sentence_bert_config.json"
+TRANSFORMER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # How the tokens of the last layer become a vector, by the names that all releases of
@@ -55,9 +55,9 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
         return Representation(pooling=pooling, similarity="cosine", max_length=limit)
     layers = kinds_and_paths(modules)
     before, dense, after = around_dense([kind for kind, _ in layers[2:]])
-    network, pooling_file = read(_TRANSFORMER), read(join(layers[1][1], "config.json"))
+    network, pooling_file = read(TRANSFORMER), read(join(layers[1][1], "config.json"))
     if layers[0][1] or before or not network:
-        raise ValueError(f"is written in another form than {_TRANSFORMER} in the folder itself")
+        raise ValueError(f"is written in another form than {TRANSFORMER} in the folder itself")
     others = {path: read(join(path, "config.json")) for _, path in layers[2:]}
     for (kind, _), config in zip(layers[2:], others.values(), strict=True):
         require_usual(kind, config)
@@ -74,15 +74,15 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
         prompts=prompts,
         default_prompt=default if default in dict(prompts) else None,
         include_prompt=bool(pooling_file.get("include_prompt", True)),
-        max_length=whole(network, "max_seq_length", _TRANSFORMER) or limit,
-        query_length=whole(network, "query_length", _TRANSFORMER),
-        passage_length=whole(network, "document_length", _TRANSFORMER),
+        max_length=whole(network, "max_seq_length", TRANSFORMER) or limit,
+        query_length=whole(network, "query_length", TRANSFORMER),
+        passage_length=whole(network, "document_length", TRANSFORMER),
     )
 
 
 def lowers_case(read: Callable[[str], Any]) -> bool:
     """Returns whether a folder of `from_files` has the case of texts lowered before tokenizing."""
-    return bool(read(_TRANSFORMER).get("do_lower_case"))
+    return bool(read(TRANSFORMER).get("do_lower_case"))
 
 
 def require_kind(settings: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ def to_files(
             }
             for path, dense in zip(paths[2:], representation.dense, strict=False)
         },
-        _TRANSFORMER: {
+        TRANSFORMER: {
             "max_seq_length": min(representation.max_length or longest, longest),
             "do_lower_case": lowers_case,
             "model_args": dict(model_args),

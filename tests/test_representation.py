@@ -338,6 +338,11 @@ def test_other_values_are_no_representation(change):
             {"document_length": 16.0},
             "has a sentence_bert_config.json where document_length is 16.0; expected",
         ),
+        (
+            "sentence_bert_config.json",
+            {"query_length": []},
+            "has a sentence_bert_config.json where query_length is []; expected",
+        ),
         ("2_Dense/config.json", {"in_features": 3}, "cannot be loaded as a bi-encoder"),
     ],
 )

@@ -215,8 +215,7 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
     before, _, after = around_dense([type(module).__name__ for module in others])
     mode = pooling.pooling_mode
     size = whole({"truncate_dim": model.truncate_dim}, "truncate_dim", SETTINGS)
-    # To the library, a limit of 0 is none.
-    limits = {name: getattr(tower, name) or None for name in _LIMITS}
+    limits = {name: getattr(tower, name) for name in _LIMITS}
     longest, query_length, passage_length = (whole(limits, name, TRANSFORMER) for name in _LIMITS)
     return Representation(
         pooling=mode if isinstance(mode, str) else "+".join(mode),

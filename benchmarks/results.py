@@ -20,7 +20,6 @@ PAGES = (
     *(
         DOCS / f"{name}.md"
         for name in (
-            "gpu",
             "many_machines",
             "reliability",
             "results",
@@ -30,7 +29,18 @@ PAGES = (
 )
 
 Rows = list[dict[str, Any]]
-_NOT_SHOWN = ("loss", "dtype", "model FLOP/s")  # checked or derived: too many columns for a page
+# Checked, derived or parts of another column: too many for a page.
+_NOT_SHOWN = (
+    "loss",
+    "dtype",
+    "model FLOP/s",
+    "steps",
+    "head's MLM, largest difference",
+    "late MLM, largest difference",
+    "contrastive, largest difference",
+    "1 - cosine, mean",
+    "1 - cosine of different texts, mean",
+)
 _NUMBER = re.compile(r"[≤+-]? ?\d[\d.,e+-]*( ± [\d.]+)?\*?$")
 
 

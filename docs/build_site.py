@@ -34,6 +34,7 @@ SECTIONS = {
         "compare": "docs/compare.md",
         "adapt": "docs/adapt.md",
         "own_corpus": "docs/own_corpus.md",
+        "plan": "docs/plan.md",
         "searching": "docs/search.md",
         "many_machines": "docs/many_machines.md",
         "fine_tuning": "docs/fine_tuning.md",
@@ -61,8 +62,6 @@ SECTIONS = {
     },
     "Internals": {
         "architecture": "docs/architecture.md",
-        "gpu": "docs/gpu.md",
-        "tpu": "docs/tpu.md",
         "reliability": "docs/reliability.md",
         "benchmarks": "benchmarks/README.md",
         "contributing": "CONTRIBUTING.md",

@@ -29,9 +29,9 @@ def rows_of(page: str, mark: str) -> list[list[str]]:
 def first() -> str:
     """Returns the picture of the first page: the speed of a step, and what the quickstart found.
 
-    The numbers are those of docs/gpu.md's table and of the quickstart's.
+    The numbers are those of docs/plan.md's table and of the quickstart's.
     """
-    _, *measured = rows_of("docs/gpu.md", "| chunk size | spans per second")
+    _, *measured = rows_of("docs/plan.md", "| chunk size | spans per second")
     rate = {name: float(spans.replace(",", "")) for name, spans, *_ in measured}
     speeds = {
         "cocondenser_jax": rate["128"],
@@ -180,8 +180,12 @@ class Planned(NamedTuple):
 
 
 def plan() -> str:
-    """Returns what `plan` printed for TPUs and GPUs, from the tables of docs/tpu.md and gpu.md."""
-    machines = planned("docs/tpu.md") + planned("docs/gpu.md")
+    """Returns what `plan` printed for TPUs and GPUs, from the table of docs/plan.md."""
+    _, *rows = rows_of("docs/plan.md", "| machine | memory")
+    machines = [
+        Planned(name, float(hours), float(needed), float(there))
+        for name, needed, there, _, hours in rows
+    ]
     longest = max(machine.hours for machine in machines)
     largest = max(machine.there for machine in machines)
     title = "The paper's stage 2 on TPUs and GPUs, as plan compiles it"
@@ -211,25 +215,3 @@ def plan() -> str:
         note(end + 41, "No run reaches these hours; the authors report 19 on a v3-8."),
     ]
     return picture(end + 56, title, shapes)
-
-
-def planned(page: str) -> list[Planned]:
-    """Reads the table of a page's section on stage 2."""
-    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    start = lines.index("## The paper's stage 2")
-    rows: dict[str, list[str]] = {}
-    for row in lines[start:]:
-        if row.startswith("|"):
-            name, *values = [cell.strip() for cell in row.strip("|").split("|")]
-            rows.setdefault(name, values)
-        elif rows:
-            break
-    hours, needed, there = (
-        [float(value) for value in rows[name]]
-        for name in (
-            "roofline, whole run (hours)",
-            "memory, in all (GiB)",
-            "memory of a device (GiB)",
-        )
-    )
-    return [Planned(*machine) for machine in zip(rows[""], hours, needed, there, strict=True)]

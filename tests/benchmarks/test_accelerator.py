@@ -125,7 +125,7 @@ def test_on_a_tpu_all_devices_work_and_are_counted(monkeypatch, tmp_path):
     for chunk_size in accelerator.TPU.chunk_sizes:
         setting = f"chunks of {chunk_size}, bfloat16"
         assert ("step", setting, 8, "spans/s", 4096 / 2.0) in rows
-    flops = 4096 * 78.29e9 / 2.0  # docs/tpu.md
+    flops = 4096 * 78.29e9 / 2.0  # two passes of BERT-base: plan prints it
     shares = [row[4] for row in rows if row[3] == "of the matmul peak"]
     assert shares == pytest.approx([flops / 4e14] * 3, rel=1e-3)
     encoded = [row for row in rows if row[3] == "passages/s"]

@@ -23,7 +23,7 @@ def of_row(table, *names):
 
 
 def test_hours_are_those_of_the_roofline_at_a_fraction_of_the_peak():
-    """docs/tpu.md: a step of 4,096 spans takes a v3-8 at least 825 ms of arithmetic."""
+    """By plan, a step of 4,096 spans takes a v3-8 at least 825 ms of arithmetic."""
     step = rows.steps(PAPERS, "co/table4", "both")[Path("W/models/cocondenser-marco")]
     estimated = of(step)
     assert estimated.pretraining["v3-8"] == pytest.approx(12552 * 0.825 / 3600 / 0.4, rel=0.01)

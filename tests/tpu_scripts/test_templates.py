@@ -147,9 +147,9 @@ def test_xpk_is_explained_and_shown_without_being_run(cloud):
 
 
 def test_the_commands_for_someone_logged_in_are_ours(cloud, worker, tmp_path, monkeypatch, capfd):
-    """docs/tpu.md: install, the store, pretrain, on a VM without a bucket; and for a GPU."""
-    page = (SCRIPTS.parent / "docs" / "tpu.md").read_text("utf-8")
-    section = page.split("## Logged in on a TPU VM")[1].partition("\n## ")[0]
+    """docs/plan.md: install, the store, pretrain, on a VM without a bucket; and for a GPU."""
+    page = (SCRIPTS.parent / "docs" / "plan.md").read_text("utf-8")
+    section = page.split("## Logged in on a TPU VM")[1].partition("\n## Will it fit?")[0]
     on_tpu, on_gpu = re.findall(r"^```\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
     install, *words = (shlex.split(line) for line in on_tpu.replace("\\\n", " ").splitlines())
     cloud.calls()

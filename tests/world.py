@@ -4,6 +4,7 @@ Files are written without the package where it does not matter, so that its read
 write.
 """
 
+import functools
 import gzip
 import json
 import lzma
@@ -22,7 +23,10 @@ from cocondenser_jax.corpus.sources import open_source
 from cocondenser_jax.corpus.tasks import find_duplicates, hash_task
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.files.runs import write_checksums
+from cocondenser_jax.model import kernels
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.layout import Layout
+from cocondenser_jax.pretrain import devices, loop
 from cocondenser_jax.pretrain.checkpoint import named_arrays
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 
@@ -61,6 +65,18 @@ def with_devices(n):
     """Returns the environment of a process that has n devices."""
     flags = re.sub(r"device_count=\d+", f"device_count={n}", os.environ["XLA_FLAGS"])
     return os.environ | {"XLA_FLAGS": flags}
+
+
+def interpret_kernels(patch=setattr):
+    """Lets CPUs compute attention by the kernel for GPUs, interpreted, unless it is to be XLA's."""
+    call = functools.partial(kernels.pl.pallas_call, interpret=True)
+    patch(kernels.pl, "pallas_call", call)
+
+    def choose_layout(model_config, settings, length, used):
+        return Layout("xla" if settings.attention == "xla" else "gpu")
+
+    for module in (devices, loop):
+        patch(module, "choose_layout", choose_layout)
 
 
 def make_texts(n, n_sentences=6, seed=0):

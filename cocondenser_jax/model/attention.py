@@ -3,19 +3,87 @@
 Shapes as in `encoder.py`: B spans, L tokens of a span, Q rows, N heads, H size of a head.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int, Shaped, UInt32
 
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
 from cocondenser_jax.model.products import float32_product
 
 
+class AttentionSettings(NamedTuple):
+    """What the attention of a layer computes, beside its arrays."""
+
+    n_heads: int
+    rate: float = 0.0  # of dropout
+    width: int | None = None  # of local attention: tokens that a row sees on each side; None: all
+    base: float = 0.0  # of rotary positions, see `rotate`; 0: none
+
+
 def head_seeds(seeds_B: UInt32[Input, " B"] | None, n_heads: int) -> UInt32[Array, "B N"] | None:
     """Returns a dropout seed for each head of each span, None for none."""
     return fold_in(seeds_B, jnp.arange(n_heads)[None])
+
+
+def attend_rows(
+    arrays: tuple[Float[Array, "B N H Q"], Float[Array, "B N H L"], Float[Array, "B N H L"]],
+    rows_BxQ: Int[Input, "B Q"] | None,
+    mask_BxL: Shaped[Input, "B L"],
+    seeds_BxN: UInt32[Array, "B N"] | None,
+    settings: AttentionSettings,
+    bias_BxNxQxL: Float32[Array, "_ N Q L"] | None = None,
+) -> Float[Array, "B N H Q"]:
+    """Returns `context_BxNxHxQ`: what rows of a span see in its tokens, by XLA.
+
+    Args:
+      arrays: queries of the rows; keys and values of the tokens.
+      rows_BxQ: their numbers; None for all tokens of a span.
+      mask_BxL: true (or 1) at tokens.
+      seeds_BxN: of dropout, see `head_seeds`; None for none.
+      settings: of the layer.
+      bias_BxNxQxL: see `attend`.
+    """
+    query_BxNxHxQ, key_BxNxHxL, value_BxNxHxL = arrays
+    n_spans, _, size, length = key_BxNxHxL.shape
+    positions_1xL = jnp.arange(length)[None]
+    numbers_BxQ = jnp.broadcast_to(positions_1xL, (n_spans, length))
+    if rows_BxQ is not None:
+        numbers_BxQ = jnp.asarray(rows_BxQ)
+    query_BxNxHxQ = query_BxNxHxQ / jnp.sqrt(size).astype(query_BxNxHxQ.dtype)
+    if settings.base:
+        query_BxNxHxQ = rotate(query_BxNxHxQ, numbers_BxQ, settings.base)
+        key_BxNxHxL = rotate(key_BxNxHxL, positions_1xL, settings.base)
+    mask_BxL = jnp.asarray(mask_BxL, bool)
+    seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
+    arrays = query_BxNxHxQ, key_BxNxHxL, value_BxNxHxL
+    width = settings.width
+    if rows_BxQ is None and width and length > 3 * width:
+        assert bias_BxNxQxL is None
+        return attend_in_windows(*arrays, mask_BxL, seeds_BxNxQ, (width, settings.rate))
+    visible_Bx1xQxL = mask_BxL[:, None, None, :]
+    if width is not None:
+        distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
+        visible_Bx1xQxL &= distances_BxQxL[:, None] <= width
+    return attend(*arrays, visible_Bx1xQxL, bias_BxNxQxL, seeds_BxNxQ, settings.rate)
+
+
+def rotate(
+    x_BxNxHxS: Float[Array, "B N H S"], positions_BxS: Int[Input, "_ S"], base: float
+) -> Float[Array, "B N H S"]:
+    """Rotates each pair (i, i + H/2) of a head by its position times base^(-2i/H), in float32.
+
+    Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
+    """
+    half = x_BxNxHxS.shape[2] // 2
+    speeds_F = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    angles_Bx1xFxS = positions_BxS[:, None, None] * speeds_F[None, None, :, None]
+    cos = jnp.cos(angles_Bx1xFxS)
+    sin = jnp.sin(angles_Bx1xFxS)
+    left, right = jnp.split(x_BxNxHxS.astype(jnp.float32), 2, axis=2)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)
+    return turned.astype(x_BxNxHxS.dtype)
 
 
 def attend(  # noqa: PLR0913  # the inputs of attention, as a kernel takes them
@@ -102,3 +170,20 @@ def attend_in_windows(
         "bnkwc,bnhkc->bnhkw", weights_BxNxKxWxC, neighbors(value_BxNxHxL)
     )
     return context_BxNxHxKxW.reshape(n_spans, n_heads, size, -1)[..., :length]
+
+
+def attend_jointly_by_xla(
+    product_BxLx3D: Float[Array, "B L D3"],
+    bias_3D: Float[Array, " D3"],
+    mask_BxL: Shaped[Input, "B L"],
+    seeds_BxN: UInt32[Array, "B N"] | None,
+    settings: AttentionSettings,
+) -> Float[Array, "B L D"]:
+    """Returns what `kernels.attend_jointly` does, as three linear maps would have it."""
+    n_spans, length, size_3 = product_BxLx3D.shape
+    joined_BxLx3D = product_BxLx3D + bias_3D.astype(product_BxLx3D.dtype)[None, None]
+    parts = joined_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)
+    query_BxNxHxL, key_BxNxHxL, value_BxNxHxL = jnp.transpose(parts, (2, 0, 3, 4, 1))
+    arrays = query_BxNxHxL, key_BxNxHxL, value_BxNxHxL
+    context_BxNxHxL = attend_rows(arrays, None, mask_BxL, seeds_BxN, settings)
+    return context_BxNxHxL.transpose(0, 3, 1, 2).reshape(n_spans, length, size_3 // 3)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 
-from cocondenser_jax.model.attention import attend, attend_in_windows, head_seeds
+from cocondenser_jax.model.attention import AttentionSettings, attend_rows, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
 from cocondenser_jax.model.kernels import attend_jointly
@@ -67,23 +67,6 @@ def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -
     """LayerNorm; flax computes its statistics in float32 whatever `dtype` is."""
     bias = config.backbone.biases
     return nn.LayerNorm(epsilon=config.layer_norm_eps, use_bias=bias, dtype=dtype, name=name)
-
-
-def rotate(
-    x_BxNxHxS: Float[Array, "B N H S"], positions_BxS: Int[Input, "_ S"], base: float
-) -> Float[Array, "B N H S"]:
-    """Rotates each pair (i, i + H/2) of a head by its position times base^(-2i/H), in float32.
-
-    Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
-    """
-    half = x_BxNxHxS.shape[2] // 2
-    speeds_F = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angles_Bx1xFxS = positions_BxS[:, None, None] * speeds_F[None, None, :, None]
-    cos = jnp.cos(angles_Bx1xFxS)
-    sin = jnp.sin(angles_Bx1xFxS)
-    left, right = jnp.split(x_BxNxHxS.astype(jnp.float32), 2, axis=2)
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)
-    return turned.astype(x_BxNxHxS.dtype)
 
 
 class Embeddings(nn.Module):
@@ -173,6 +156,18 @@ def joined_shapes(size: int) -> dict[str, jax.Array]:
     return {"kernel": jnp.zeros((size, 3 * size)), "bias": jnp.zeros(3 * size)}
 
 
+def attention_of(config: ModelConfig, number: int | None) -> AttentionSettings:
+    """Returns what the attention of a layer computes; its number is as in `TransformerLayer`."""
+    is_local = config.attends_locally(number)
+    base = config.local_rope_theta if is_local else config.global_rope_theta
+    return AttentionSettings(
+        n_heads=config.num_attention_heads,
+        rate=config.attention_probs_dropout_prob,
+        width=config.local_attention // 2 if is_local else None,
+        base=base if config.backbone.rotary else 0.0,
+    )
+
+
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual sum and LayerNorm.
 
@@ -229,9 +224,8 @@ class TransformerLayer(nn.Module):
                 if rows_BxQ is not None:
                     bias_BxNxQxL = jnp.swapaxes(bias_NxLxL[:, rows_BxQ], 0, 1)
             attended_BxQxD = self._attend(
-                take_rows(read_BxLxD, rows_BxQ),
                 read_BxLxD,
-                numbers_BxQ,
+                rows_BxQ,
                 attention_mask_BxL,
                 fold_in(seeds_B, 0),
                 bias_BxNxQxL,
@@ -246,9 +240,8 @@ class TransformerLayer(nn.Module):
 
     def _attend(
         self,
-        queries_BxQxD: Float[Array, "B Q D"],
-        keys_BxLxD: Float[Array, "B L D"],
-        numbers_BxQ: Shaped[Input, "B Q"],
+        read_BxLxD: Float[Array, "B L D"],
+        rows_BxQ: Int[Input, "B Q"] | None,
         attention_mask_BxL: Shaped[Input, "B L"],
         seeds_B: UInt32[Input, " B"] | None,
         bias_BxNxQxL: Float32[Array, "_ N Q L"] | None,
@@ -259,40 +252,27 @@ class TransformerLayer(nn.Module):
         them, and copies none of them.
         """
         config = self.config
-        n_spans, length, _ = keys_BxLxD.shape
-        head_size = config.hidden_size // config.num_attention_heads
+        n_spans = len(read_BxLxD)
+        n_heads = config.num_attention_heads
         square = (config.hidden_size, config.hidden_size)
         options = _linear(config, self.dtype)
 
         def project(x_BxSxD: Float[Array, "B S D"], name: str) -> Float[Array, "B N H S"]:
             out_BxDxS = nn.Einsum(square, "bsd,de->bes", name=name, **options)(x_BxSxD)
-            return out_BxDxS.reshape(n_spans, config.num_attention_heads, head_size, -1)
+            return out_BxDxS.reshape(n_spans, n_heads, config.hidden_size // n_heads, -1)
 
-        query_BxNxHxQ = project(queries_BxQxD, "query") / jnp.sqrt(head_size).astype(self.dtype)
-        key_BxNxHxL = project(keys_BxLxD, "key")
-        value_BxNxHxL = project(keys_BxLxD, "value")
-        mask_BxL = jnp.asarray(attention_mask_BxL, bool)
-        visible_Bx1xQxL = mask_BxL[:, None, None, :]
-        positions_1xL = jnp.arange(length)[None]
-        is_local = config.attends_locally(self.number)
-        if config.backbone.rotary:
-            base = config.local_rope_theta if is_local else config.global_rope_theta
-            query_BxNxHxQ = rotate(query_BxNxHxQ, numbers_BxQ, base)
-            key_BxNxHxL = rotate(key_BxNxHxL, positions_1xL, base)
-        seeds_BxN = head_seeds(seeds_B, config.num_attention_heads)
-        seeds_BxNxQ = fold_in(seeds_BxN, numbers_BxQ[:, None])
-        arrays = query_BxNxHxQ, key_BxNxHxL, value_BxNxHxL
-        rate = config.attention_probs_dropout_prob
-        width = config.local_attention // 2
-        has_all_rows = queries_BxQxD is keys_BxLxD
-        if is_local and has_all_rows and length > 3 * width > 0:
-            assert bias_BxNxQxL is None
-            context_BxNxHxQ = attend_in_windows(*arrays, mask_BxL, seeds_BxNxQ, (width, rate))
-        else:
-            if is_local:
-                distances_BxQxL = jnp.abs(numbers_BxQ[:, :, None] - positions_1xL[:, None])
-                visible_Bx1xQxL &= distances_BxQxL[:, None] <= width
-            context_BxNxHxQ = attend(*arrays, visible_Bx1xQxL, bias_BxNxQxL, seeds_BxNxQ, rate)
+        context_BxNxHxQ = attend_rows(
+            (
+                project(take_rows(read_BxLxD, rows_BxQ), "query"),
+                project(read_BxLxD, "key"),
+                project(read_BxLxD, "value"),
+            ),
+            rows_BxQ,
+            attention_mask_BxL,
+            head_seeds(seeds_B, n_heads),
+            attention_of(config, self.number),
+            bias_BxNxQxL,
+        )
         context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
         return nn.Einsum(square, "bes,ed->bsd", name="output", **options)(context_BxDxQ)
 
@@ -312,7 +292,7 @@ class TransformerLayer(nn.Module):
             joined["bias"],
             attention_mask_BxL,
             head_seeds(seeds_B, config.num_attention_heads),
-            (config.num_attention_heads, config.attention_probs_dropout_prob),
+            attention_of(config, self.number),
             self.attention,
         )
         return dense(config, size, self.dtype, "output")(context_BxLxD)

@@ -26,6 +26,7 @@ from jax.experimental.pallas import tpu as mosaic
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
+from cocondenser_jax.model.attention import AttentionSettings
 from cocondenser_jax.model.dropout import Input, fold_in
 
 _LEAST = float(np.finfo(np.float32).min)  # the score of what is not visible, as in `attend`
@@ -57,7 +58,7 @@ def attend_jointly(
     bias_3D: Float[Array, " D3"],
     mask_BxL: Shaped[Input, "B L"],
     seeds_BxN: UInt32[Array, "B N"] | None,
-    head: tuple[int, float],
+    settings: AttentionSettings,
     platform: str,
 ) -> Float[Array, "B L D"]:
     """Returns `context_BxLxD`: attention of all tokens of each span to those that the mask shows.
@@ -67,10 +68,10 @@ def attend_jointly(
       bias_3D: theirs.
       mask_BxL: true (or 1) at tokens.
       seeds_BxN: of dropout, see `attention.head_seeds`; None for none.
-      head: number of heads, and rate of dropout.
+      settings: of the layer.
       platform: `gpu` or `tpu`.
     """
-    n_heads, rate = head
+    n_heads, rate = settings.n_heads, settings.rate
     n_spans = product_BxLx3D.shape[0]
     dtype = product_BxLx3D.dtype
     size = product_BxLx3D.shape[2] // 3 // n_heads

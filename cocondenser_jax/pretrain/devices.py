@@ -4,7 +4,9 @@ Every mapped function takes and gives a whole batch of the host and a single sta
 has a part of the one and a copy of the other is not seen outside.
 """
 
+import dataclasses
 import functools
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
-from cocondenser_jax.errors import UserError, whole_message
+from cocondenser_jax.errors import UserError, log_once, whole_message
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.layout import Layout, lay_out, why_no_kernel
@@ -26,6 +28,7 @@ from cocondenser_jax.pretrain.step import (
     Metrics,
     StepSettings,
     TrainState,
+    chunk_lengths,
     forward_sums,
     loss_and_gradient,
     new_memory,
@@ -33,6 +36,9 @@ from cocondenser_jax.pretrain.step import (
     state_shapes,
     train_step,
 )
+from cocondenser_jax.pretrain.trial import kernel_fault
+
+logger = logging.getLogger(__name__)
 
 Forward = Callable[[Any, Batch], tuple[np.ndarray, dict[str, float]]]
 Encode = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -100,6 +106,31 @@ def choose_layout(
         vocabulary=64 if platform == "gpu" else 1,
         rounds_once=platform != "cpu" and settings.dtype != "float32",
     )
+
+
+def settle_attention(
+    model_config: ModelConfig, settings: LossSettings, lengths: tuple[int, ...]
+) -> tuple[LossSettings, str]:
+    """Returns settings whose attention is `kernel` or `xla`, and a kernel's fault, "" for none.
+
+    Where devices have a kernel, it is tried on one of them, beside XLA, on spans of each length.
+    With `auto`, XLA computes what a kernel with a fault would. Not for what JAX traces.
+
+    Raises:
+      UserError: where the settings ask for a kernel of attention, and it has a fault.
+    """
+    devices = jax.local_devices()
+    platform = choose_layout(model_config, settings, max(lengths), devices).attention
+    if platform == "xla":
+        return settings._replace(attention="xla"), ""
+    fault = kernel_fault(model_config, settings.dtype, platform, lengths)
+    if not fault:
+        return settings._replace(attention="kernel"), ""
+    fault = f"the kernel of attention on {devices[0].device_kind}: {fault}"
+    if settings.attention == "kernel":
+        raise UserError(f"config.train.attention is 'kernel': {fault}; expected auto or xla")
+    log_once(logger, f"{fault}: XLA computes attention instead")
+    return settings._replace(attention="xla"), fault
 
 
 def _has_kernels(device: Any) -> bool:
@@ -182,7 +213,7 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
     """
     devices = jax.local_devices()
     n_rows = math.ceil(batch_size / len(devices)) * len(devices)
-    mapped = _mapped_encoder(model_config, dtype)
+    still = dataclasses.replace(model_config, attention_probs_dropout_prob=0.0)
     params = replicate(params, devices)
 
     def encode(
@@ -193,6 +224,8 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
         rows_S = np.minimum(np.arange(n_rows), n_texts - 1)
         texts = ids_BxL[rows_S], mask_BxL[rows_S], prompt_lengths_B[rows_S]
         inputs = split_rows(texts, len(devices))
+        settings, _ = settle_attention(still, LossSettings(dtype=dtype), (ids_BxL.shape[1],))
+        mapped = _mapped_encoder(still, settings)
         vectors_SxD = np.asarray(mapped(params, inputs)).reshape(n_rows, -1)
         return vectors_SxD[:n_texts]
 
@@ -200,15 +233,15 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
 
 
 @functools.lru_cache(maxsize=8)  # else both towers of a shape would be compiled
-def _mapped_encoder(model_config: ModelConfig, dtype: str) -> Any:
+def _mapped_encoder(model_config: ModelConfig, settings: LossSettings) -> Any:
     devices = jax.local_devices()
 
     def encode_rows(params: Any, texts: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
         ids_BxL, mask_BxL, prompt_lengths_B = texts
         inputs = ids_BxL, mask_BxL, None, prompt_lengths_B
-        layout = choose_layout(model_config, LossSettings(dtype=dtype), ids_BxL.shape[1], devices)
+        layout = choose_layout(model_config, settings, ids_BxL.shape[1], devices)
         layout = layout._replace(vocabulary=1)  # no words are predicted
-        network = Condenser(model_config, jnp.dtype(dtype), layout.attention)
+        network = Condenser(model_config, jnp.dtype(settings.dtype), layout.attention)
         laid = lay_out(model_config, layout, params)
         return network.apply({"params": laid}, *inputs, method="encode")
 
@@ -299,6 +332,7 @@ def batch_gradient(
         raise UserError(
             f"the batch has a token {highest}, but vocab_size is {model_config.vocab_size}"
         )
+    settings, _ = settle_attention(model_config, settings, chunk_lengths(settings, length))
     gradient = _mapped_gradient(model_config, settings)
     return cast(tuple[Metrics, Any], gradient(params, split_rows(batch, 1)))
 

@@ -30,6 +30,7 @@ from cocondenser_jax.pretrain.devices import (
     count_devices,
     mapped_step,
     replicate,
+    settle_attention,
 )
 from cocondenser_jax.pretrain.experiment import Experiment, reading_as, resolve
 from cocondenser_jax.pretrain.probe import Probe, open_probes
@@ -39,6 +40,7 @@ from cocondenser_jax.pretrain.step import (
     Metrics,
     TrainState,
     check_batch,
+    chunk_lengths,
     initial_state,
     new_memory,
     state_shapes,
@@ -114,11 +116,12 @@ def _train(
         probe_data = {name: value for probe in probes for name, value in probe.record.items()}
         model_config, params = _model_and_params(experiment, workdir, store, probe_data)
         experiment = reading_as(experiment, model_config.representation)
+        experiment, fault = _with_attention(experiment, model_config)
         experiment = _with_chunks(experiment, model_config)
         train_step = mapped_step(model_config, experiment.step)
         probe = open_probes(experiment, store, model_config, probes)
         if hosts.is_first():
-            computed = _computed(experiment, model_config)
+            computed = _computed(experiment, model_config, fault)
             checkpoint.open_run(workdir, experiment, model_config, store, probe_data, computed)
         state = _open_state(experiment, workdir, model_config, params)
         del params  # else the first device would hold what the run started from
@@ -188,6 +191,15 @@ def _model_and_params(
     return model_config, params
 
 
+def _with_attention(experiment: Experiment, model_config: ModelConfig) -> tuple[Experiment, str]:
+    """Returns the experiment with the attention of its devices, see `settle_attention`."""
+    settings = experiment.step
+    lengths = chunk_lengths(settings.loss, experiment.batches.length)
+    loss, fault = settle_attention(model_config, settings.loss, lengths)
+    hosts.broadcast_and_compare({"what their kernel of attention gives": loss.attention})
+    return experiment._replace(step=settings._replace(loss=loss)), fault
+
+
 def _with_chunks(experiment: Experiment, model_config: ModelConfig) -> Experiment:
     """Returns the experiment whose chunks, where they are `auto`, fit the devices of all hosts."""
     settings = choose_chunks(model_config, experiment.step, experiment.batches)
@@ -197,12 +209,13 @@ def _with_chunks(experiment: Experiment, model_config: ModelConfig) -> Experimen
     return experiment._replace(step=settings)
 
 
-def _computed(experiment: Experiment, model_config: ModelConfig) -> dict[str, Any]:
+def _computed(experiment: Experiment, model_config: ModelConfig, fault: str) -> dict[str, Any]:
     """Returns how the devices compute the steps, as far as they decide it."""
     loss, length = experiment.step.loss, experiment.batches.length
     return {
         "devices": count_devices(),
         "attention": choose_layout(model_config, loss, length, all_devices()).attention,
+        **({"fault": fault} if fault else {}),
         "chunk_size": loss.chunk_size,
         "kept_chunks": loss.kept_chunks,
     }

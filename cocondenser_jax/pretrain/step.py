@@ -184,7 +184,7 @@ def loss_and_gradient(
 
     seeds_S = _dropout_seeds(model_config, settings.seed, step, n_local)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
-    fractions = LENGTH_FRACTIONS if objective.predicts_tokens else ENCODER_LENGTH_FRACTIONS
+    fractions = _fractions(objective)
     laid, pull_back = jax.vjp(functools.partial(lay_out, model_config, layout), params)
     forward = _make_forward(objective, model, weigh)
     encode: Callable[[Any, Any], Any] = functools.partial(_encode, model)
@@ -213,6 +213,17 @@ def loss_and_gradient(
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
     return losses, grads, remembered
+
+
+def _fractions(objective: Objective) -> Sequence[float]:
+    """Returns at which fractions of the full length chunks are computed."""
+    return LENGTH_FRACTIONS if objective.predicts_tokens else ENCODER_LENGTH_FRACTIONS
+
+
+def chunk_lengths(settings: LossSettings, length: int) -> tuple[int, ...]:
+    """Returns the lengths at which chunks may be computed; the last is the full one."""
+    objective: Objective = lookup(OBJECTIVES, settings.objective, "objective")
+    return tuple(math.ceil(length * fraction) for fraction in _fractions(objective))
 
 
 def _sizes(model_config: ModelConfig) -> tuple[int, ...]:

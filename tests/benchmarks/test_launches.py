@@ -78,6 +78,7 @@ def test_the_papers_step_stays_within_its_budget():
 
 KERNEL = """
 import jax, jax.numpy as jnp
+from cocondenser_jax.model.attention import AttentionSettings
 from cocondenser_jax.model.kernels import attend_jointly
 from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
 prepare_to_plan()
@@ -85,7 +86,7 @@ machine = find_machine("{machine}")
 place = jax.sharding.SingleDeviceSharding(machine.devices[0])
 def both(product, bias, mask, seeds, cotangent):
     attend = lambda product, bias: attend_jointly(
-        product, bias, mask, seeds, (12, 0.1), "{platform}")
+        product, bias, mask, seeds, AttentionSettings(12, 0.1), "{platform}")
     context, pull_back = jax.vjp(attend, product, bias)
     return context, pull_back(cotangent)
 shape = jax.ShapeDtypeStruct

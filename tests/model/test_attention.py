@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cocondenser_jax.model import encoder
+from cocondenser_jax.model import attention
 from cocondenser_jax.model.attention import attend, attend_in_windows, head_seeds
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
@@ -83,7 +83,7 @@ def test_local_layers_that_compute_all_rows_use_windows(monkeypatch):
         return masked(query, key, value, mask, seeds, window)
 
     ours = gradient()
-    monkeypatch.setattr(encoder, "attend_in_windows", spied)
+    monkeypatch.setattr(attention, "attend_in_windows", spied)
     assert relative_error(ours, gradient()) <= 1e-5
     assert calls == [(WIDTH, config.attention_probs_dropout_prob)]  # of layers 1 and 3, that of 1
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.model import kernels
-from cocondenser_jax.model.attention import attend, head_seeds
+from cocondenser_jax.model.attention import AttentionSettings, attend_jointly_by_xla, head_seeds
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.dropout import fold_in
 from cocondenser_jax.model.kernels import attend_jointly
 from cocondenser_jax.model.layout import why_no_kernel
 from tests.world import relative_error
@@ -24,32 +23,10 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(kernels.pl, "pallas_call", call)
 
 
-def by_xla(product_BxLx3D, bias_3D, mask_BxL, seeds_B, rate):
-    """What the layer computes with three linear maps."""
-    n_spans, length, size_3 = product_BxLx3D.shape
-    size = size_3 // 3 // N_HEADS
-    joined_BxLx3D = product_BxLx3D + bias_3D.astype(product_BxLx3D.dtype)[None, None]
-    query, key, value = (
-        part.reshape(n_spans, length, N_HEADS, size).transpose(0, 2, 3, 1)
-        for part in jnp.split(joined_BxLx3D, 3, axis=-1)
-    )
-    rows_Bx1xL = jnp.broadcast_to(jnp.arange(length), (n_spans, length))[:, None]
-    context = attend(
-        query / jnp.sqrt(size).astype(query.dtype),
-        key,
-        value,
-        mask_BxL[:, None, None],
-        None,
-        fold_in(head_seeds(seeds_B, N_HEADS), rows_Bx1xL),
-        rate,
-    )
-    return context.transpose(0, 3, 1, 2).reshape(n_spans, length, N_HEADS * size)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def with_gradients(function, rate, product, bias, mask, seeds, cotangent):
+def with_gradients(function, settings, product, bias, mask, seeds, cotangent):
     def attended(product, bias):
-        return function(product, bias, mask, seeds, rate)
+        return function(product, bias, mask, seeds, settings)
 
     context, pull_back = jax.vjp(attended, product, bias)
     return context, pull_back(cotangent)
@@ -75,13 +52,11 @@ def test_a_kernel_is_the_attention_of_xla(platform, length, size, dtype, rate):
     mask = jnp.arange(length)[None] < jnp.array([length, length // 2, 3])[:, None]
     seeds = jnp.array([1, 2, 3], jnp.uint32)
 
-    def by_kernel(product, bias, mask, seeds, rate):
-        seeds_BxN = head_seeds(seeds, N_HEADS) if rate else None
-        return attend_jointly(product, bias, mask, seeds_BxN, (N_HEADS, rate), platform)
-
-    arrays = product, bias, mask, seeds, cotangent
-    context, gradients = with_gradients(by_kernel, rate, *arrays)
-    expected, expected_gradients = with_gradients(by_xla, rate, *arrays)
+    arrays = product, bias, mask, head_seeds(seeds, N_HEADS) if rate else None, cotangent
+    by_kernel = functools.partial(attend_jointly, platform=platform)
+    settings = AttentionSettings(N_HEADS, rate)
+    context, gradients = with_gradients(by_kernel, settings, *arrays)
+    expected, expected_gradients = with_gradients(attend_jointly_by_xla, settings, *arrays)
     tolerance = 1e-6 if dtype == "float32" else 5e-3
     assert relative_error(np.float32(context), np.float32(expected)) <= tolerance
     assert context.dtype == product.dtype

@@ -1,4 +1,4 @@
-"""Two hosts of four devices are one host of eight, also after one of them was lost."""
+"""Two hosts of four devices are one host of eight, also after one was lost, and by a kernel."""
 
 import contextlib
 import os
@@ -70,7 +70,14 @@ from cocondenser_jax.pretrain import hosts
 hosts.HEARTBEAT_SECONDS = 10
 sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1")))
 """
-WHOLE = "import sys; from cocondenser_jax.cli import main; sys.exit(main())"
+WITH_KERNEL = """
+import logging, sys
+from cocondenser_jax.cli import main
+from tests.world import interpret_kernels
+interpret_kernels()
+logging.root.handlers = []  # those of libraries: the command line adds its own where none is
+sys.exit(main())
+"""
 
 
 def run_two_hosts(folder, program, *overrides, n_devices=4):
@@ -121,6 +128,7 @@ def losses(workdir):
 def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.model.hidden_dropout_prob = 0.1  # keys must count spans over both hosts
+    config.model.attention_probs_dropout_prob = 0.1
     config.train.chunk_size = 0
     config.probe.every = 4
     (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
@@ -139,8 +147,8 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     (first, printed), (second, _) = run_two_hosts(tmp_path, STOPPED)
     assert (first, second) == (128 + signal.SIGTERM,) * 2, printed
 
-    two_passes = "--config.train.chunk_size=2"
-    (first, printed), (second, _) = run_two_hosts(tmp_path, WHOLE, two_passes, n_devices=2)
+    otherwise = "--config.train.chunk_size=2", "--config.train.attention=kernel"
+    (first, printed), (second, _) = run_two_hosts(tmp_path, WITH_KERNEL, *otherwise, n_devices=2)
     assert (first, second) == (0, 0), printed
     resumed = re.search(r"resuming after step (\d)", printed)
     assert resumed

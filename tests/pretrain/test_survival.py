@@ -29,6 +29,24 @@ def save_file(*args, **kwargs):
 save, to_torch.save_file = to_torch.save_file, save_file
 sys.exit(main())
 """
+# Kills itself before step $KILL_AT; attention's kernel is interpreted.
+KILLED_TRAINING = """
+import logging, os, signal, sys
+from cocondenser_jax.cli import main
+from cocondenser_jax.pretrain import loop
+from tests.world import interpret_kernels
+
+def batches(*args, first_step, **kwargs):
+    for step, batch in enumerate(read_batches(*args, first_step=first_step, **kwargs), first_step):
+        if step == int(os.environ["KILL_AT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+read_batches, loop.read_batches = loop.read_batches, batches
+interpret_kernels()
+logging.root.handlers = []  # those of libraries: the command line adds its own where none is
+sys.exit(main())
+"""
 
 
 @pytest.fixture
@@ -65,3 +83,32 @@ def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
     subprocess.run([*command[:3], *convert], env=environment, check=True)
     assert (tmp_path / "model" / "tokenizer.json").exists()
     assert not (tmp_path / "model.partial").exists()
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_run_resumes_with_another_attention(command, tmp_path):
+    """By XLA, by the kernel, and by XLA again: as one that only XLA computed."""
+    arguments = [*command[3:], "--config.model.attention_probs_dropout_prob=0.1"]
+    arguments += ["--config.train.steps=12", "--config.checkpoint.every=2"]
+
+    def run(workdir, attention, kill_at=None):
+        asked = [f"--workdir={workdir}", f"--config.train.attention={attention}"]
+        ended = subprocess.run(
+            [sys.executable, "-c", KILLED_TRAINING, *arguments, *asked],
+            env=with_devices(1) | {"KILL_AT": str(kill_at or 99)},
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == (-signal.SIGKILL if kill_at else 0), ended.stderr
+        return ended.stderr
+
+    run(tmp_path / "whole", "xla")
+    run(tmp_path / "run", "xla", kill_at=5)
+    assert "resuming after step " in run(tmp_path / "run", "kernel", kill_at=9)
+    assert "resuming after step " in run(tmp_path / "run", "xla")
+    expected, found = losses(tmp_path / "whole"), losses(tmp_path / "run")
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    assert found[:2] == expected[:2]  # the checkpoint of the last step may be lost
+    assert found[4:6] != expected[4:6]  # the kernel rounds otherwise
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)

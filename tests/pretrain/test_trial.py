@@ -1,0 +1,122 @@
+"""A kernel of attention is tried beside XLA before a run computes with it; here, interpreted."""
+
+import functools
+import json
+import logging
+
+import jax.numpy as jnp
+import pytest
+
+from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import log_once
+from cocondenser_jax.model import kernels
+from cocondenser_jax.model.attention import AttentionSettings, attend_jointly_by_xla
+from cocondenser_jax.model.kernels import attend_jointly
+from cocondenser_jax.pretrain import trial
+from cocondenser_jax.pretrain.devices import settle_attention
+from cocondenser_jax.pretrain.loop import train
+from cocondenser_jax.pretrain.trial import draw_arrays, find_fault
+from tests.pretrain.test_hosts import EXPERIMENT
+from tests.pretrain.test_step import changed
+from tests.world import interpret_kernels, model_of, read_metrics, step_of
+
+SETTINGS = AttentionSettings(n_heads=2, rate=0.1)
+BY_GPU = functools.partial(attend_jointly, platform="gpu")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    interpret_kernels(monkeypatch.setattr)
+    trial.kernel_fault.cache_clear()
+    log_once.cache_clear()
+
+
+def other_masks(product, bias, mask, seeds, settings):
+    return BY_GPU(product, bias, mask, seeds + jnp.uint32(1), settings)
+
+
+def other_scale(product, bias, mask, seeds, settings):
+    return BY_GPU(1.1 * product, bias, mask, seeds, settings)
+
+
+def sees_padding(product, bias, mask, seeds, settings):
+    return BY_GPU(product, bias, jnp.ones_like(mask), seeds, settings)
+
+
+def not_a_number(product, bias, mask, seeds, settings):
+    return BY_GPU(product, bias, mask, seeds, settings) * jnp.nan
+
+
+def not_compiled(*_):
+    raise NotImplementedError("no lowering\nof this")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_right_kernel_has_no_fault(dtype):
+    arrays = draw_arrays(SETTINGS, 16, 24, dtype)
+    assert find_fault(BY_GPU, attend_jointly_by_xla, arrays, SETTINGS) == ""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (other_masks, "its gradient of"),
+        (other_scale, "its gradient of queries differs from XLA's by 0.3"),
+        (sees_padding, "its gradient of"),
+        (not_a_number, "its output differs from XLA's by inf of its norm, expected at most 0.01"),
+        (not_compiled, "it fails: no lowering of this"),
+    ],
+)
+def test_a_wrong_kernel_has_a_fault_that_is_named(kernel, said):
+    arrays = draw_arrays(SETTINGS, 16, 24, "bfloat16")
+    assert said in find_fault(kernel, attend_jointly_by_xla, arrays, SETTINGS)
+
+
+def computed(workdir):
+    return json.loads((workdir / "run.json").read_text())["computed"]
+
+
+def test_a_right_kernel_is_taken(config, caplog):
+    config = changed(config, model__attention_probs_dropout_prob=0.1)
+    model_config = model_of(config, open_store(config.data.store))
+    settings = step_of(config, 1).loss
+    for attention in ("auto", "kernel"):
+        asked = settings._replace(attention=attention)
+        settled = asked._replace(attention="kernel"), ""
+        assert settle_attention(model_config, asked, (14, 16)) == settled
+    by_xla = settings._replace(attention="xla")
+    assert settle_attention(model_config, by_xla, (14, 16)) == (by_xla, "")
+    assert not [x for x in caplog.records if x.levelno >= logging.WARNING]
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    forward = kernels._gpu_forward
+    monkeypatch.setattr(kernels, "_gpu_forward", lambda *args: 2 * forward(*args))
+
+
+def test_a_run_does_without_a_wrong_kernel(config, tmp_path, caplog, broken):
+    train(changed(config, train__steps=1), tmp_path / "run")
+    found = computed(tmp_path / "run")
+    assert found["attention"] == "xla"
+    said = "the kernel of attention on cpu: at 14 tokens its output differs from XLA's by 1 of"
+    assert found["fault"].startswith(said)
+    (warned,) = (x.message for x in caplog.records if x.levelno >= logging.WARNING)
+    assert warned == f"{found['fault']}: XLA computes attention instead"
+    train(changed(config, train__steps=1, train__attention="xla"), tmp_path / "xla")
+    by_xla, instead = (read_metrics(tmp_path / name)[0]["loss"] for name in ("xla", "run"))
+    assert instead == by_xla
+
+
+def test_a_wrong_kernel_that_was_asked_for_ends_the_run(config, tmp_path, capsys, broken):
+    asked = changed(config, train__attention="kernel")
+    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(asked.to_json()))
+    command = ["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]
+    assert main(command) == 2
+    (line,) = (x for x in capsys.readouterr().err.splitlines() if "cocondenser: " in x)
+    assert line.startswith(
+        "cocondenser: config.train.attention is 'kernel': the kernel of attention on cpu: at 14"
+    )
+    assert line.endswith("expected at most 0.01; expected auto or xla")
+    assert not (tmp_path / "run" / "run.json").exists()

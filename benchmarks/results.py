@@ -16,7 +16,6 @@ FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent / "docs"
 PAGES = (
     FOLDER / "README.md",
-    FOLDER.parent / "CONTRIBUTING.md",
     *(
         DOCS / f"{name}.md"
         for name in (

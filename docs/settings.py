@@ -10,11 +10,15 @@ from cocondenser_jax.settings import DECLARED_IN, PRETRAINING, declared_settings
 def settings_page() -> str:
     """Returns docs/settings.md: a table for each task, and of what `adapt` changes."""
     parts = [_PAGE_HEAD]
+    shown: set[str] = set()
     for task, module in DECLARED_IN.items():
         file = module.__name__.rpartition(".")[2]
-        parts.append(f"## `configs/{file}.py`: {task}\n\n{_TABLE_HEAD}")
-        parts += [f"{_row(*item)}\n" for item in declared_settings(task).items()]
+        rows = [_row(*item) for item in declared_settings(task).items() if item[0] != "task"]
+        again = _AGAIN if shown.intersection(rows) else ""
+        parts.append(f"## `configs/{file}.py`: {task}\n\n{again}{_TABLE_HEAD}")
+        parts += [f"{row}\n" for row in rows if row not in shown]
         parts.append("\n")
+        shown.update(rows)
     return "".join([*parts, *_of_adapt()]).rstrip("\n") + "\n"
 
 
@@ -49,7 +53,8 @@ useful ones are `train.steps`, `data.length` and `seed`.
 | setting | `adapt` | `pretrain` |
 |---|---|---|
 """
-_TABLE_HEAD = "| setting | meaning | default | allowed | unit |\n|---|---|---|---|---|\n"
+_AGAIN = "Settings with the same line in a table above are left out.\n\n"
+_TABLE_HEAD = "| setting | meaning | default | allowed, unit |\n|---|---|---|---|\n"
 
 
 def _row(name: str, setting: Setting) -> str:
@@ -58,7 +63,8 @@ def _row(name: str, setting: Setting) -> str:
     if isinstance(setting.allowed, ListOf):
         default = list(default)
         allowed = f"list of {_allowed(*setting.allowed)}"
-    cells = (f"`{name}`", setting.meaning, f"`{default!r}`", allowed, setting.unit)
+    unit = f", {setting.unit}" if setting.unit else ""
+    cells = (f"`{name}`", setting.meaning, f"`{default!r}`", f"{allowed}{unit}")
     return f"| {' | '.join(cells)} |"
 
 

@@ -5,30 +5,37 @@ from collections.abc import Iterable
 from tests.published import EXACT, ROWS, Case
 from tests.published_networks import NETWORKS
 
-COLUMNS = ("model", "network, tokenizer", "vector", "prompts", "`encode`", "`adapt`")
+COLUMNS = ("models", "network, tokenizer", "vector", "prompts", "`encode`, `adapt`")
 _POOLINGS = {"cls": "[CLS]", "mean": "mean", "lasttoken": "last token"}
 
 
 def published_table() -> str:
     """Returns the table in Markdown, from the records that the tests read."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS)]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for models, cases in ROWS.items():
         (cells,) = {_cells(case) for case in cases.values()}  # else it would take two lines
-        lines.append((models, *cells))
+        alike.setdefault(cells, []).append(models)
+    lines = [COLUMNS, ["---"] * len(COLUMNS)]
+    lines += [("; ".join(models), *cells) for cells, models in alike.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cells(case: Case) -> tuple[str, ...]:
     torch, jax, adapt = case.expected
     if torch != EXACT:
-        return ("", "", "", f"refused ({jax})", "refused")
+        return ("", "", "", f"refused ({jax})")
     return (
         f"{NETWORKS[case.folder.network].label}, {_tokenizer(case.folder.tokenizer)}",
         ", ".join(_vector(case)),
         _prompts(case),
-        "PyTorch, JAX" if jax == EXACT else "PyTorch",
-        "JAX" if adapt == EXACT else "refused",
+        _does(jax == EXACT, adapt == EXACT),
     )
+
+
+def _does(jax: bool, adapt: bool) -> str:
+    if jax != adapt:
+        raise ValueError("a model that JAX encodes is one that it trains")
+    return "both" if adapt else "`encode` in PyTorch"
 
 
 def _tokenizer(kind: str) -> str:
@@ -63,7 +70,7 @@ def _pooling(case: Case) -> str:
 
 def _prompts(case: Case) -> str:
     if case.prompts:
-        return f"{' and '.join(case.prompts)}, by the model's name on the hub"
+        return f"{' and '.join(case.prompts)}, by name"
     prompts = (case.folder.settings or {}).get("prompts") or {}
     kinds = [kind for kind in ("query", "document") if prompts.get(kind)]
     return f"{' and '.join(kinds)}, in the folder" if kinds else "none"

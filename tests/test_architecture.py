@@ -80,12 +80,12 @@ def test_the_table_of_workarounds_names_files_and_tests_that_exist():
     tests = read_sources(ROOT / "tests")
     for row in rows:
         _, *cells, _ = row.split("|")
-        assert len(cells) == 4, row
+        assert len(cells) == 3, row
         (place,) = re.findall(r"`([\w/]+\.(?:py|sh))`", cells[0])
         assert any((root / place).is_file() for root in (PACKAGE, ROOT)), row
-        for name in re.findall(r"\b(test_\w+)(?!\.py)\b", cells[3]):
+        for name in re.findall(r"\b(test_\w+)(?!\.py)\b", cells[2]):
             assert any(f"def {name}(" in source for source in tests.values()), row
-        for name in re.findall(r"tests/([\w/]+\.py)", cells[3]):
+        for name in re.findall(r"tests/([\w/]+\.py)", cells[2]):
             assert name in tests, row
 
 

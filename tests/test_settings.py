@@ -282,7 +282,7 @@ def test_an_experiment_gives_a_list_as_python_writes_it(lists):
 def test_the_page_shows_lists_as_they_are_typed():
     row = runpy.run_path(str(ROOT / "docs" / "settings.py"))["_row"]
     rows = {name: row(name, setting) for name, setting in LISTS.items()}
-    assert rows["model.sizes"].endswith(" | `[]` | list of int from 1 to 1024 | dimensions |")
+    assert rows["model.sizes"].endswith(" | `[]` | list of int from 1 to 1024, dimensions |")
     assert "| `['cls', 'mean']` | list of `'cls'`, `'mean'` |" in rows["kinds"]
     assert "| `[]` | list of str |" in rows["names"]
 

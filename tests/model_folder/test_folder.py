@@ -69,7 +69,8 @@ def test_shards_are_those_that_the_index_names(model_folder, tmp_path, as_bin):
 
 def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
     folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
-    names = ["2_Dense/model.safetensors", "adapter_model.safetensors", "config.json", "vocab.txt"]
+    names = ["2_Dense/model.safetensors", "adapter_model.safetensors", "config.json", "merges.txt"]
+    names += ["spiece.model", "vocab.json", "vocab.txt"]
     for name in [*names, "README.md", "model.onnx"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode
+from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode, needed_memory
 from cocondenser_jax.pretrain.step import LossSettings
 
 
@@ -99,6 +100,22 @@ def test_the_gradient_of_what_does_not_fit_is_refused(changes, settings, message
     batch.input_ids_SxL[2, 1] = 100
     with pytest.raises(UserError, match=message):
         batch_gradient(config, LossSettings(**settings), init_params(config, 0), batch)
+
+
+def test_what_a_step_needs_counts_everything_once():
+    """What grows with the chunk is what XLA lays out as temporaries, without the gradient's sum."""
+    analysis = SimpleNamespace(
+        argument_size_in_bytes=10_000,
+        output_size_in_bytes=9_000,
+        alias_size_in_bytes=8_500,  # outputs in the place of arguments
+        temp_size_in_bytes=3_000,
+        generated_code_size_in_bytes=70,
+    )
+    program = SimpleNamespace(memory_analysis=lambda: analysis)
+    params = {"kernel": np.zeros((10, 20), np.float32), "bias": np.zeros(10, np.float32)}
+    found = needed_memory(program, SimpleNamespace(params=params))
+    assert found.activations == 3_000 - 4 * 210
+    assert found.activations + found.others == 10_000 + 500 + 3_000 + 70
 
 
 def test_an_example_that_is_none_is_refused():

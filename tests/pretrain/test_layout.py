@@ -12,7 +12,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import kernels
 from cocondenser_jax.model.condenser import init_params
-from cocondenser_jax.model.layout import Layout
+from cocondenser_jax.model.layout import Layout, round_maps
 from cocondenser_jax.pretrain import step
 from cocondenser_jax.pretrain.devices import choose_layout
 from cocondenser_jax.pretrain.step import (
@@ -93,6 +93,22 @@ def test_rounding_the_maps_once_is_rounding_them_in_each_chunk(config):
     found = losses_and_gradient(config, **settings, layout=Layout(rounds_once=True))
     assert_same(found, expected)
     assert {x.dtype for x in jax.tree.leaves(found[1])} == {np.dtype("float32")}
+
+
+def test_all_linear_maps_of_layers_are_rounded_and_nothing_else(config):
+    params = init_params(model_of(config, open_store(config.data.store)), 0)
+    rounded = round_maps(params, "bfloat16")
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): x.dtype
+        for path, x in jax.tree_util.tree_flatten_with_path(rounded)[0]
+    }
+    assert {*found.values()} == {jnp.dtype("bfloat16")}
+    maps = ("query", "key", "value", "output", "mlp_in", "mlp_out")
+    layers = ("layers_0", "layers_1", "head_0")
+    expected = {
+        f"{x}/{name}/{part}" for x in layers for name in maps for part in ("kernel", "bias")
+    }
+    assert {*found} == expected
 
 
 class Device:

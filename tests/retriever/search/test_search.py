@@ -1,5 +1,6 @@
 """Search: exact results against NumPy, approximate ones, and folders that do not fit."""
 
+import re
 import resource
 import shutil
 import subprocess
@@ -231,10 +232,11 @@ def test_what_turns_vectors_changes_no_score(
         *(("PCAW16,SQ8", "PCAMatrix"), ("ITQ32,Flat", "ITQTransform")),
         *(("RR32,PCA16,RR16,HNSW8", "PCAMatrix"), ("PCA16,PQ4x4,RFlat", "PCAMatrix")),
         *(("HNSW8,PQ4x4", "IndexHNSWPQ of distances"), ("NSG8,PQ4x4", "IndexNSGPQ of distances")),
+        ("PQ4x4,Refine(PCA16,Flat)", "PCAMatrix"),
     ],
 )
 def test_what_ranks_by_something_else_is_no_index(embeddings, tmp_path, factory, why):
-    message = rf"'{factory}' does not rank by cosines \({why}\): expected"
+    message = rf"'{re.escape(factory)}' does not rank by cosines \({why}\): expected"
     with pytest.raises(UserError, match=message):
         build_index(embeddings, tmp_path / "index", factory)
     assert not any(tmp_path.iterdir())

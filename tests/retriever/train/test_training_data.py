@@ -181,6 +181,11 @@ def test_what_is_stored_of_files_that_have_changed_is_not_used_again(beir, tmp_p
         data = read_training(settings, tmp_path / "stored")
         assert dict(data.passages) == texts
         assert {*data.candidates["q1"]} == {name}
+    write_run(run, {query: {"d7": 2.0, "d8": 1.0} for query in queries})
+    for relevant in ("d7", "d8"):
+        write_qrels(folder / "qrels" / "train.tsv", {"q1": {relevant: 1}})
+        data = read_training(settings, tmp_path / "stored")
+        assert {*data.candidates["q1"]} == {"d7", "d8"} - {relevant}
 
 
 def test_labels_lead_to_what_is_known():

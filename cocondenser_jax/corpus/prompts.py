@@ -3,21 +3,18 @@
 sentence-transformers joins prompt and text, and then tokenizes. Their tokens by themselves, end to
 end, may be others where the two meet: a byte-level tokenizer reads "query: " and "the" as "query",
 ":" and " the", and the text alone as "the". So the first word of a text is tokenized again, behind
-the prompt; its other tokens stay as they are.
+the prompt (see `first_words`); its other tokens stay as they are.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from cocondenser_jax.corpus.first_words import FirstWord, first_word_reader
 from cocondenser_jax.corpus.spans import STARTS_PROMPT, Span
 from cocondenser_jax.corpus.token_files import Texts, cut_after_words
 from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer
-from cocondenser_jax.corpus.words import word_starts
-
-KNOWN_WORDS = 100_000  # first words whose tokens behind a prompt are remembered
 
 
 class RowSpec(NamedTuple):
@@ -38,7 +35,7 @@ def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
       texts: N of L columns, with a token or more each; the first token starts a word.
       tokenizer: that made the texts.
     """
-    if not (prompt or tokenizer.is_byte_level):
+    if not (prompt or tokenizer.is_byte_level or _lack_space(texts, tokenizer).any()):
         return texts
     n_firsts_N, beginnings = _beginnings(prompt, texts, tokenizer)
     n_begun_N = np.array([len(each.tokens) for each in beginnings], np.int32)
@@ -76,7 +73,7 @@ def read_as(row_spec: RowSpec, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
 
 def count_tokens(prompt: str, tokenizer: SpanTokenizer) -> int:
     """Returns how many tokens a prompt has."""
-    return len(_ids(tokenizer, prompt))
+    return len(tokenizer.ids_of(prompt))
 
 
 def prompt_lengths(prompts: Sequence[str], tokenizer: SpanTokenizer) -> np.ndarray:
@@ -87,25 +84,33 @@ def prompt_lengths(prompts: Sequence[str], tokenizer: SpanTokenizer) -> np.ndarr
     return np.array([lengths[prompt] for prompt in prompts], np.int32)
 
 
-def _ids(tokenizer: SpanTokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.backend.encode(text, add_special_tokens=False).ids
-    return ids
-
-
 def _beginnings(
     prompt: str, texts: Texts, tokenizer: SpanTokenizer
 ) -> tuple[np.ndarray, list[Span]]:
     """Returns how many first tokens of each text are replaced, and by what."""
-    alone = _ids(tokenizer, prompt.rstrip())
-    separates = _ids(tokenizer, f"{prompt}a") == alone + _ids(tokenizer, "a")
-    n_texts = len(texts.n_tokens_N)
-    if separates and not tokenizer.is_byte_level:
-        same = _marked(alone, len(alone), np.zeros(0, np.uint8))
-        return np.zeros(n_texts, np.int32), [same] * n_texts
-    begin = _reader(prompt, tokenizer)
     n_firsts_N = _count_first_words(texts, tokenizer)
+    if not tokenizer.is_byte_level and _stands_apart(prompt, tokenizer):
+        n_firsts_N = np.where(_lack_space(texts, tokenizer), n_firsts_N, 0)
+    read = first_word_reader(prompt, tokenizer)
+    only_prompt = _marked(FirstWord(tokenizer.ids_of(prompt.rstrip()), np.zeros(0, np.uint8)))
     rows = zip(texts.ids_NxL, texts.starts_NxL, n_firsts_N.tolist(), strict=True)
-    return n_firsts_N, [begin(ids[:n].tobytes(), starts[:n].tobytes()) for ids, starts, n in rows]
+    return n_firsts_N, [
+        _marked(read(ids[:n].tobytes(), starts[:n].tobytes())) if n else only_prompt
+        for ids, starts, n in rows
+    ]
+
+
+def _stands_apart(prompt: str, tokenizer: SpanTokenizer) -> bool:
+    """Whether a word has the tokens behind a prompt that it has alone."""
+    ids_of = tokenizer.ids_of
+    return ids_of(f"{prompt}a") == ids_of(prompt.rstrip()) + ids_of("a")
+
+
+def _lack_space(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
+    """Returns which texts begin otherwise than they would alone: within a text without spaces."""
+    if not tokenizer.puts_space:
+        return np.zeros(len(texts.n_tokens_N), bool)
+    return ~tokenizer.follows_space_V[texts.ids_NxL[:, 0]]
 
 
 def _count_first_words(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
@@ -117,31 +122,6 @@ def _count_first_words(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
     return np.minimum(n_firsts_N, texts.n_tokens_N)
 
 
-@functools.lru_cache(maxsize=8)  # for its cache of words
-def _reader(prompt: str, tokenizer: SpanTokenizer) -> Callable[[bytes, bytes], Span]:
-    """Makes a function of the ids and starts of a first word: prompt and word, read together."""
-    backend = tokenizer.backend
-
-    @functools.lru_cache(KNOWN_WORDS)
-    def read(first_ids: bytes, first_starts: bytes) -> Span:
-        ids = np.frombuffer(first_ids, np.int32)
-        starts = np.frombuffer(first_starts, np.uint8)
-        word = tokenizer.spell(ids.tolist()).strip()
-        # Unknown tokens spell nothing, nor do the first bytes of a character that was cut.
-        is_legible = "\ufffd" not in word and not {*ids.tolist()}.intersection(
-            tokenizer.special_ids
-        )
-        joined = backend.encode(prompt + word, add_special_tokens=False)
-        n_prompt = sum(end <= len(prompt) for _, end in joined.offsets)
-        if not is_legible or n_prompt == len(joined.ids):
-            alone = _ids(tokenizer, prompt.rstrip())
-            return _marked([*alone, *ids.tolist()], len(alone), starts)
-        own = np.frombuffer(word_starts(joined, prompt + word), np.uint8)[n_prompt:]
-        return _marked(joined.ids, n_prompt, np.append(starts[:1], own[1:]))
-
-    return read
-
-
-def _marked(ids: list[int], n_prompt: int, starts: np.ndarray) -> Span:
-    of_prompt = np.full(n_prompt, STARTS_PROMPT, np.uint8)
-    return Span(np.array(ids, np.uint32), np.concatenate([of_prompt, starts]))
+def _marked(word: FirstWord) -> Span:
+    of_prompt = np.full(word.n_prompt, STARTS_PROMPT, np.uint8)
+    return Span(np.array(word.ids, np.uint32), np.concatenate([of_prompt, word.starts]))

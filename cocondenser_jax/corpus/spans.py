@@ -14,16 +14,16 @@ from typing import NamedTuple
 import numpy as np
 import regex
 
+from cocondenser_jax.corpus.first_words import first_word_reader
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
-from cocondenser_jax.corpus.words import WordTable, tokenize_words
+from cocondenser_jax.corpus.words import WordTable
 
 MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is dropped
 MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
 ENCODE_BATCH = 8192  # sentences tokenized together: feeds many threads in bounded memory
 STARTS_SENTENCE = 2
 STARTS_PROMPT = 3  # of each token of a prompt
-KNOWN_WORDS = 100_000  # first words of spans whose tokens are remembered (byte-level BPE)
 
 # A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
 # text does. A blank line always is.
@@ -154,30 +154,24 @@ def spans_of_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[Span]
     return [*map(_first_form(tokenizer), _encode(tokenizer, texts))]
 
 
-@functools.lru_cache(maxsize=1)  # for its cache of words
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
-    """Makes a function that turns byte-level tokens after a space into those of a span's start."""
-    if not tokenizer.is_byte_level:
+    """Makes a function that gives what was cut out of a text the tokens that it has alone.
+
+    WordPiece's tokens tell nothing of spaces, and stay as they are.
+    """
+    if not tokenizer.space:
         return lambda span: span
-    backend = tokenizer.backend
+    read = first_word_reader("", tokenizer)
     follows_space = tokenizer.follows_space_V
 
-    @functools.lru_cache(KNOWN_WORDS)
-    def first_word(tokens: bytes) -> tuple[np.ndarray, np.ndarray]:
-        text = tokenizer.spell(np.frombuffer(tokens, np.uint32).tolist()).strip()
-        ((first, starts),) = tokenize_words(backend, [text])
-        return np.frombuffer(first, np.uint32), np.frombuffer(starts, np.uint8)
-
     def as_first(span: Span) -> Span:
-        if not len(span.tokens) or not follows_space[span.tokens[0]]:
+        if not len(span.tokens) or follows_space[span.tokens[0]] == tokenizer.puts_space:
             return span
         spaces = np.flatnonzero(follows_space[span.tokens[1:]])
         stop = int(spaces[0]) + 1 if len(spaces) else len(span.tokens)
-        if tokenizer.unknown_id is not None and tokenizer.unknown_id in span.tokens[:stop]:
-            return span  # it spells nothing
-        ids, word_starts = first_word(span.tokens[:stop].tobytes())
-        starts = np.append(span.starts[:1], word_starts[1:])
-        return _join([Span(ids, starts), Span(span.tokens[stop:], span.starts[stop:])])
+        first = read(span.tokens[:stop].tobytes(), span.starts[:stop].tobytes())
+        rest = Span(span.tokens[stop:], span.starts[stop:])
+        return _join([Span(np.array(first.ids, np.uint32), first.starts), rest])
 
     return as_first
 

@@ -54,11 +54,30 @@ class SpanTokenizer:
         """What the tokens begin with that follow a space; "" where they tell nothing of it."""
         return {"byte-level": "Ġ", "unigram": "▁"}.get(BACKBONES[self.kind].tokenizer, "")
 
+    @property
+    def space_ids(self) -> list[int]:
+        """The token of a space alone, if there is one."""
+        number = self.backend.token_to_id(self.space) if self.space else None
+        return [] if number is None else [number]
+
+    def ids_of(self, text: str) -> list[int]:
+        """Returns the token ids of a text, without [CLS] and [SEP]."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
     def spell(self, ids: Iterable[int]) -> str:
         """Returns what tokens are in a text, whether or not the tokenizer's file has a decoder."""
         tokens = [str(self.backend.id_to_token(number)) for number in ids]
         text: str = _DECODERS[BACKBONES[self.kind].tokenizer].decode(tokens)
         return text
+
+    @functools.cached_property
+    def puts_space(self) -> bool:
+        """Whether a text's first token begins with `space`, as if the text followed one."""
+        if not self.space:
+            return False
+        ((first, _),) = self.backend.pre_tokenizer.pre_tokenize_str("a")
+        return first.startswith(self.space)
 
     @functools.cached_property
     def follows_space_V(self) -> np.ndarray:
@@ -196,6 +215,8 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     state = _state(backend, entries)
     _require_words(state["model"], entries, name)
     kind = _kind(state, entries.keys(), name)
+    if kind == "xlm-roberta":
+        _require_equal_words(backend, name)
     ids = _ids_of_roles(kind, entries, name)
     added = backend.get_added_tokens_decoder().items()
     special_ids = {*ids.values(), *(number for number, token in added if token.special)}
@@ -281,6 +302,17 @@ def _kind(state: dict[str, Any], entries: Set[str], name: str) -> str:
         f"tokenizer {name} is of another kind ({', '.join(map(str, parts))}):"
         f" expected one of {', '.join(BACKBONES)}"
     )
+
+
+def _require_equal_words(backend: Tokenizer, name: str) -> None:
+    """Raises a UserError for unigrams that begin the first word of a text otherwise than others."""
+    words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("a a")]
+    if len(words) != 2 or words[0] != words[1]:
+        raise UserError(
+            f"tokenizer {name} reads 'a a' as {words}: expected a pre-tokenizer (Metaspace) that"
+            " splits at spaces and begins every word in the same way (prepend_scheme always), as"
+            " texts are tokenized word by word"
+        )
 
 
 def _ids_of_roles(kind: str, entries: Mapping[str, int], name: str) -> dict[str, int]:

@@ -83,9 +83,14 @@ def word_starts(encoding: Encoding, text: str) -> bytes:
 
 
 def _split_unspaced(text: str, places: Sequence[int], starts: bytes) -> bytes:
-    """Marks each token of such a script, and what follows it, but a character's further bytes."""
+    """Marks each token of such a script, and what follows it, but a character's further bytes.
+
+    A space that is a token stays with what follows it.
+    """
     is_unspaced = [UNSPACED.match(text, place) is not None for place in places]
     marked = bytearray(starts)
     for i in range(1, len(places)):
-        marked[i] |= places[i] != places[i - 1] and (is_unspaced[i] or is_unspaced[i - 1])
+        if is_unspaced[i] or is_unspaced[i - 1]:
+            before = text[places[i - 1] : places[i]]
+            marked[i] |= before != "" and not before.isspace()
     return bytes(marked)

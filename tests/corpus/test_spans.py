@@ -6,7 +6,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocondenser_jax.corpus import spans
+from cocondenser_jax.corpus import first_words, spans
+from cocondenser_jax.corpus.first_words import first_word_reader
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.spans import cut_documents, split_sentences
 from tests.conftest import MODEL_TYPES
@@ -206,6 +207,8 @@ def test_long_sentences_are_cut_between_words_and_nothing_is_lost(tokenizers, te
     if any(len(own_tokens(tokenizer, form)[0]) > limit for form in forms):
         return  # the next test is about these
     whole_ids, whole_starts = own_tokens(tokenizer, " ".join(split_sentences(text)))
+    if kind == "xlm-roberta" and "漢" in text:
+        return  # cut within, it has other tokens: see test_first_words.py
     if not tokenizer.is_byte_level:
         assert np.concatenate([[], *(span.tokens for span in found)]).tolist() == whole_ids
         starts = np.concatenate([span.starts for span in found]) if found else np.zeros(0)
@@ -257,7 +260,8 @@ def test_batches_of_the_tokenizer_do_not_matter(tokenizer, paragraphs, monkeypat
     documents = [Document(str(i), text) for i, text in enumerate(paragraphs[:20])]
     whole = cut_documents(documents, tokenizer, 40)
     monkeypatch.setattr(spans, "ENCODE_BATCH", 3)
-    monkeypatch.setattr(spans, "KNOWN_WORDS", 1)
+    monkeypatch.setattr(first_words, "KNOWN_WORDS", 1)
+    first_word_reader.cache_clear()
     for document, expected in zip(documents, whole, strict=True):
         [found] = cut_documents([document], tokenizer, 40)
         assert [plain(span) for span in found] == [plain(span) for span in expected]

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
+from cocondenser_jax.corpus.spans import spans_of_texts
 from cocondenser_jax.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
@@ -251,6 +252,38 @@ def test_a_tokenizer_of_another_family_is_refused(wordpiece_folder, byte_level_f
     text = load_tokenizer(str(byte_level_folder)).backend.to_str().replace("<mask>", "<other>")
     with pytest.raises(UserError, match="tokenizer changed has no <mask>, which roberta models"):
         span_tokenizer(Tokenizer.from_str(text), "changed")
+
+
+@pytest.mark.parametrize(
+    ("cutter", "is_refused"),
+    [
+        ([{"prepend_scheme": "always"}], False),
+        ([{"prepend_scheme": "first"}], False),  # without a step that takes the spaces away
+        ([{"prepend_scheme": "never"}], True),
+        ([{"prepend_scheme": "always", "split": False}], True),
+        (["WhitespaceSplit", {"prepend_scheme": "always"}], False),
+        (["WhitespaceSplit", {"prepend_scheme": "never"}], False),
+        (["WhitespaceSplit", {"prepend_scheme": "first"}], True),
+    ],
+)
+def test_unigrams_of_a_word_that_depend_on_its_place_are_refused(unigrams, cutter, is_refused):
+    """Words are looked up one by one; what is accepted has the tokenizer's own tokens."""
+    steps = [
+        {"type": step}
+        if isinstance(step, str)
+        else {"type": "Metaspace", "replacement": "▁", "split": True} | step
+        for step in cutter
+    ]
+    state = json.loads(unigrams.backend.to_str())
+    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    backend = Tokenizer.from_str(json.dumps(state))
+    if is_refused:
+        with pytest.raises(UserError, match=r"tokenizer changed reads 'a a' as .*expected a pre-"):
+            span_tokenizer(backend, "changed")
+        return
+    text = "the list the parser"
+    [span] = spans_of_texts(span_tokenizer(backend, "changed"), [text])
+    assert span.tokens.tolist() == backend.encode(text, add_special_tokens=False).ids
 
 
 def test_tokens_are_spelled_without_the_files_decoder(tokenizer):

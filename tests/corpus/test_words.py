@@ -40,7 +40,7 @@ def own_tokens(tokenizer, text):
     starts = []
     for i, place in enumerate(places):
         is_new = i == 0 or numbers[i] != numbers[i - 1]
-        if i and place != places[i - 1]:
+        if i and text[places[i - 1] : place].strip():
             is_new |= is_unspaced(text[place]) or is_unspaced(text[places[i - 1]])
         starts.append(is_new)
     return encoding.ids, starts

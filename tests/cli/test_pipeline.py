@@ -39,7 +39,7 @@ def commands_of(page):
 
 def guide_commands():
     """Returns the commands of the guide to a corpus of one's own."""
-    return commands_of("docs/own_corpus.md")
+    return commands_of("docs/pretrain.md")
 
 
 @pytest.fixture(scope="module")

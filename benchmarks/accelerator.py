@@ -246,7 +246,7 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
     def ours(out: Path) -> None:
         encoding = Encoding(
             open_model(folder / "model"),
-            passage_length=LENGTH,
+            max_length=LENGTH,
             precision=dtype,  # type: ignore[arg-type]
             batch_size=n_rows,
             backend=run_in_flax if side == "jax" else None,
@@ -272,10 +272,10 @@ def pretraining(scale: Scale, dtype: str) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         command = [sys.executable, "-m", "cocondenser_jax.cli"]
-        texts = [f"--source={scale.texts}"]
+        texts = [f"--corpus={scale.texts}"]
         words = [f"--out={folder / 'words'}", "--size=16000"]
         subprocess.run([*command, "vocabulary", *texts, *words], check=True)
-        store = [f"--out={folder / 'store'}", f"--max_tokens={LENGTH}"]
+        store = [f"--out={folder / 'store'}", f"--max_length={LENGTH}"]
         tokenizer = f"--tokenizer={folder / 'words'}"
         subprocess.run([*command, "corpus", *texts, *store, tokenizer], check=True)
         run_for([*command, "pretrain", *_flags(scale, dtype, folder)], scale.seconds)

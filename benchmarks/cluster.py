@@ -51,7 +51,7 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, str
     model = write_retriever(tokenizer, folder / "model")
     passages = folder / "passages.jsonl"
     passages.write_text("".join(_lines(texts[: arguments.passages])))
-    encode = ["encode", f"--model={model}", f"--corpus={passages}", "--passage_length=64"]
+    encode = ["encode", f"--model={model}", f"--corpus={passages}", "--max_length=64"]
     commands = {
         "corpus": _corpus(large, tokenizer, folder / "large"),
         "small corpus": _corpus(texts[:200], tokenizer, folder / "small"),
@@ -72,7 +72,7 @@ def _corpus(texts: Sequence[str], tokenizer: Path, source: Path) -> list[str]:
     source.mkdir()
     for number in range(FILES):
         (source / f"{number:02d}.jsonl").write_text("".join(_lines(texts[number::FILES])))
-    return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}"]
+    return ["corpus", f"--corpus={source}", f"--tokenizer={tokenizer}"]
 
 
 def _lines(texts: Sequence[str]) -> Iterator[str]:

@@ -36,9 +36,9 @@ def write_retriever(tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-def make_store(texts: list[str], tokenizer: Path, folder: Path, max_tokens: int) -> TokenStore:
+def make_store(texts: list[str], tokenizer: Path, folder: Path, max_length: int) -> TokenStore:
     """Builds and opens a store of the texts."""
     source = folder.with_suffix(".jsonl")
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    build_store(str(source), str(tokenizer), folder, max_tokens=max_tokens)
+    build_store(str(source), str(tokenizer), folder, max_length=max_length)
     return open_store(folder)

@@ -131,7 +131,7 @@ def retrieve(folder: Path, size: Size, depth: int) -> list[str]:
     subprocess.run(
         [
             *(sys.executable, "-m", "cocondenser_jax.cli", "encode", f"--model={model}"),
-            *(f"--corpus={data}", f"--out={folder}/embeddings", "--passage_length=8"),
+            *(f"--corpus={data}", f"--out={folder}/embeddings", "--max_length=8"),
         ],
         check=True,
         capture_output=True,

@@ -203,12 +203,12 @@ def call(command: str, *flags: str) -> None:
 
 def make_store(data: Path, workdir: Path, length: int) -> TokenStore:
     """Returns the spans of a folder's passages, in tokens of a vocabulary learned from them."""
-    source = f"--source={data}"
+    source = f"--corpus={data}"
     size = f"--size={VOCAB_SIZE}"
     tokenizer = make_once(
         workdir / "tokenizer", lambda out: call("vocabulary", source, size, f"--out={out}")
     )
-    flags = source, f"--tokenizer={tokenizer}", f"--max_tokens={length}"
+    flags = source, f"--tokenizer={tokenizer}", f"--max_length={length}"
     return open_store(
         make_once(workdir / "store", lambda out: call("corpus", *flags, f"--out={out}"))
     )

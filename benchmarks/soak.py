@@ -86,12 +86,12 @@ COMMANDS = {
         finished="retriever",
     ),
     "encode": Command(
-        "--model={0}/retriever --corpus={0}/data --shard_size=500 --passage_length=16",
+        "--model={0}/retriever --corpus={0}/data --shard_size=500 --max_length=16",
         "--out",
         files,
     ),
     "corpus": Command(
-        "--source={0}/data/pretrain.jsonl --tokenizer={0}/tokenizer --max_tokens=32",
+        "--corpus={0}/data/pretrain.jsonl --tokenizer={0}/tokenizer --max_length=32",
         "--out",
         files,
         finished="manifest.json",

@@ -4,7 +4,7 @@ r"""Adapting an embedding model to a corpus of one's own: what `adapt` trains wi
 
 is, beside the comparison,
 
-  cocondenser corpus --source=FOLDER --tokenizer=MODEL --max_tokens=128 --out=STORE
+  cocondenser corpus --corpus=FOLDER --tokenizer=MODEL --max_length=128 --out=STORE
   cocondenser pretrain --config=configs/adapt.py --workdir=RUN \
     --config.data.store=STORE --config.warm_start=MODEL
 

@@ -19,7 +19,7 @@ Beside the paper:
 - The release divides the MLM loss by the documents, not the spans, of a batch where it uses the
   gradient cache: its published checkpoints were trained with what is `mlm_weight` 2 here.
 - For MS MARCO the authors advise spans of about 80 tokens (issue 11): a store made with
-  `corpus --max_tokens=80 --short_span_prob=0.1`, and `--config.data.length=80`.
+  `corpus --max_length=80 --short_span_prob=0.1`, and `--config.data.length=80`.
 - They saw little gain after 4 of the 8 epochs (issue 4): `--config.train.epochs=4` halves the time.
 """
 

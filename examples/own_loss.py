@@ -56,7 +56,7 @@ def train(store: cj.TokenStore, *, n_steps: int, n_documents: int, chunk_size: i
         return optax.apply_updates(params, updates), state, loss
 
     losses = []
-    spec = cj.BatchSpec(seed=0, batch_size=n_documents, length=store.max_tokens)
+    spec = cj.BatchSpec(seed=0, batch_size=n_documents, length=store.max_length)
     for i in range(n_steps):
         params, state, loss = step(params, state, cj.make_batch(store, spec, i))
         losses.append(float(loss))

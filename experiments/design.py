@@ -47,13 +47,13 @@ def store(study: str) -> Step:
     out = f"$WORK/{study}/tokenizer"
     vocabulary = commands.words(
         "cocondenser vocabulary",
-        f"--source={ARTICLES.out}",
+        f"--corpus={ARTICLES.out}",
         f"--size={text['vocabulary']}",
         f"--out={out}",
     )
     tokenizer = Step(out, [vocabulary], needs=[ARTICLES])
     out = f"$WORK/{study}/store"
-    corpus = commands.corpus(ARTICLES.out, tokenizer.out, out, f"--max_tokens={text['max_tokens']}")
+    corpus = commands.corpus(ARTICLES.out, tokenizer.out, out, f"--max_length={text['max_tokens']}")
     return Step(out, [corpus], needs=[ARTICLES, tokenizer])
 
 
@@ -239,7 +239,7 @@ def _searched_by(study: str, names: tuple[Step, str, str], part: str, split: str
         model,
         data.out,
         vectors,
-        "--passage_length=128",
+        "--max_length=128",
         "--dtype=float16",
         PRECISION,
         f"--json_out={vectors}/encoded.json",

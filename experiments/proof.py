@@ -34,7 +34,7 @@ def pretrained(objective: str) -> Step:
     store_folder = "$WORK/proof/boolq/store"
     store = Step(
         store_folder,
-        [commands.corpus(BOOLQ.out, MINILM.out, store_folder, "--max_tokens=64")],
+        [commands.corpus(BOOLQ.out, MINILM.out, store_folder, "--max_length=64")],
         needs=[MINILM, BOOLQ],
     )
     out = f"$WORK/proof/boolq/{objective}-0"
@@ -50,7 +50,7 @@ def pretrained(objective: str) -> Step:
 def _run(name: str, model: Step) -> Step:
     out = f"$WORK/proof/boolq/{name}-0-0.test.trec"
     embeddings = f"{out}.embeddings"
-    encoding = "--passage_length=128", "--batch_size=32"
+    encoding = "--max_length=128", "--batch_size=32"
     searching = "--split=test", "--depth=200"
     return Step(
         out,
@@ -70,12 +70,12 @@ STORE = Step(
     [
         commands.words(
             "cocondenser vocabulary",
-            f"--source={ARTICLES.out}",
+            f"--corpus={ARTICLES.out}",
             "--size=8192",
             f"--out={STORE_FOLDER}.tokenizer",
         ),
         commands.corpus(
-            ARTICLES.out, f"{STORE_FOLDER}.tokenizer", STORE_FOLDER, "--max_tokens=128"
+            ARTICLES.out, f"{STORE_FOLDER}.tokenizer", STORE_FOLDER, "--max_length=128"
         ),
     ],
     needs=[ARTICLES],

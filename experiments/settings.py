@@ -56,14 +56,14 @@ def contrastive() -> Step:
 
 def _store(words: int) -> Step:
     tokenizer_folder = f"$WORK/settings/{words}/tokenizer"
-    flags = f"--source={TEXT}", f"--size={words}", f"--out={tokenizer_folder}"
+    flags = f"--corpus={TEXT}", f"--size={words}", f"--out={tokenizer_folder}"
     tokenizer = Step(
         tokenizer_folder,
         [commands.words("cocondenser vocabulary", *flags)],
         needs=[QUICKSTART],
     )
     out = f"$WORK/settings/{words}/store"
-    command = commands.corpus(TEXT, tokenizer.out, out, "--max_tokens=32")
+    command = commands.corpus(TEXT, tokenizer.out, out, "--max_length=32")
     return Step(out, [command], needs=[QUICKSTART, tokenizer])
 
 

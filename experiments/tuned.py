@@ -65,7 +65,7 @@ def untuned_run(name: str, data: Step, pooling: str, length: int, precision: str
     """The run of MiniLM as published, or of its CLS vector with inner products."""
     out = f"$WORK/tuned/{name}/{pooling}-{length}-{precision}.test.trec"
     embeddings = f"{out}.embeddings"
-    encoding = [f"--pooling={pooling}", f"--passage_length={length}", f"--precision={precision}"]
+    encoding = [f"--pooling={pooling}", f"--max_length={length}", f"--precision={precision}"]
     if pooling == "cls":
         encoding.append("--similarity=dot")
     retrieve = commands.retrieve(
@@ -123,7 +123,7 @@ def all_by_round2() -> Step:
     model = f"{retriever.out}/retriever"
     out = "$WORK/tuned/boolq/all.test.trec"
     embeddings = f"{out}.embeddings"
-    encode = commands.encode(model, BOOLQ_ALL.out, embeddings, "--passage_length=128", BFLOAT16)
+    encode = commands.encode(model, BOOLQ_ALL.out, embeddings, "--max_length=128", BFLOAT16)
     retrieve = commands.retrieve(
         embeddings, model, BOOLQ_ALL.out, out, "--split=test", "--depth=200"
     )

@@ -24,7 +24,13 @@ from cocondenser_jax.cli.output import print_metrics
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import numbered_lines, parse_object, write_json
 from cocondenser_jax.retriever.data.folder import read_named
-from cocondenser_jax.retriever.data.ranking import Metrics, check_results, mean_over_queries
+from cocondenser_jax.retriever.data.ranking import (
+    Metrics,
+    check_results,
+    longest_ranking,
+    mean_over_queries,
+    warn_of_cutoffs,
+)
 from cocondenser_jax.retriever.data.trec import Run, first_passages, read_run, write_run
 from papers.figures.output import run_script, whole_numbers
 
@@ -70,7 +76,8 @@ def answer_accuracy(
       Accuracy@k for each k; a question's own value is 0 or 1.
     """
     answered = {question: texts for question, texts in answers.items() if texts}
-    check_results(run, answered, "answered", {f"Accuracy@{k}": k for k in top_k})
+    check_results(run, answered, "answered")
+    warn_of_cutoffs({"the run": longest_ranking(run)}, {f"Accuracy@{k}": k for k in top_k})
     text_of = functools.cache(lambda passage: prepare(passages[passage]))
     per_query = {}
     for question, texts in answered.items():

@@ -13,7 +13,7 @@ def corpus(source: str, tokenizer: str, out: str, *flags: str) -> Command:
     """Makes a token store."""
     return words(
         "cocondenser corpus",
-        f"--source={source}",
+        f"--corpus={source}",
         f"--tokenizer={tokenizer}",
         *flags,
         f"--out={out}",

@@ -38,8 +38,8 @@ def store(research_folder, tmp_path):
     texts = (". ".join(" ".join(rng.choice(WORDS, 8)) for _ in range(9)) + "." for _ in range(12))
     source, out = tmp_path / "text.jsonl", tmp_path / "store"
     write_records(source, ({"text": text} for text in texts))
-    command = ["corpus", f"--source={source}", f"--tokenizer={research_folder}", f"--out={out}"]
-    assert main([*command, "--max_tokens=24"]) == 0
+    command = ["corpus", f"--corpus={source}", f"--tokenizer={research_folder}", f"--out={out}"]
+    assert main([*command, "--max_length=24"]) == 0
     return out
 
 

@@ -88,7 +88,7 @@ def test_a_missing_package_of_no_extra_is_not_worded(name):
 PRETRAIN = ["pretrain", "--config=configs/small.py", "--workdir=run", "--config.data.store=none"]
 FINETUNE = ["finetune", "--config=configs/finetune.py", "--workdir=run"]
 FINETUNE += ["--config.model.folder=none", "--config.data.folder=none"]
-IN_PARTS = ["--source=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
+IN_PARTS = ["--corpus=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ IN_PARTS = ["--source=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
     [
         ("jax", ["convert", "--run_dir=run", "--out=m"]),
         ("faiss", ["index", "--embeddings=e", "--out=i"]),
-        ("tensorflow_datasets", ["vocabulary", "--source=tfds:lm1b", "--out=v"]),
+        ("tensorflow_datasets", ["vocabulary", "--corpus=tfds:lm1b", "--out=v"]),
         ("datatrove", ["corpus", *IN_PARTS, "--executor=slurm"]),
         ("ray", ["corpus", *IN_PARTS, "--executor=ray"]),
         ("wandb", [*PRETRAIN, "--config.tracker=wandb"]),

@@ -41,7 +41,7 @@ def test_one_of_similar_documents_stays(tmp_path):
         rows = [{"id": f"{name}{k}", "text": text} for k, text in enumerate(own)]
         write_records(tmp_path / "articles" / f"{name}.jsonl", rows)
     command = [sys.executable, ROOT / "examples" / "near_duplicates.py", "--tasks=8", "--workers=2"]
-    flags = [f"--source={tmp_path}/articles", f"--out={tmp_path}/unique"]
+    flags = [f"--corpus={tmp_path}/articles", f"--out={tmp_path}/unique"]
     ended = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     written = sorted((tmp_path / "unique").iterdir())
@@ -52,6 +52,6 @@ def test_one_of_similar_documents_stays(tmp_path):
     assert len(found) == 9
 
     write_tokenizer(tmp_path / "tokenizer", texts)
-    store = ["corpus", f"--source={tmp_path}/unique", f"--tokenizer={tmp_path}/tokenizer"]
+    store = ["corpus", f"--corpus={tmp_path}/unique", f"--tokenizer={tmp_path}/tokenizer"]
     assert main([*store, f"--out={tmp_path}/store", f"--json_out={tmp_path}/counts"]) == 0
     assert json.loads((tmp_path / "counts").read_text())["documents"] == 9

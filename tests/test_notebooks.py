@@ -54,7 +54,7 @@ def test_pretrain_on_a_tpu_falls_back_to_the_cpu(tmp_path):
     sizes |= {"model.max_position_embeddings": 64, "checkpoint.every": 1, "log_every": 1}
     parameters = {
         "PACKAGES": "click",
-        "SOURCE": "pydocs:click",
+        "CORPUS": "pydocs:click",
         "STEPS": {"tpu": 0, "cpu": 2},
         "SETTINGS": as_flags(sizes),
     }

@@ -184,7 +184,7 @@ def test_the_example_with_a_loss_of_ones_own_learns(workdir):
     if not (workdir / "store").exists():
         cj.build_store(
             str(workdir / "articles.jsonl"), str(workdir / "tokenizer"), workdir / "store",
-            max_tokens=32,
+            max_length=32,
         )  # fmt: skip
     sys.path.insert(0, str(ROOT / "examples"))
     try:

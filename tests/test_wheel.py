@@ -171,7 +171,7 @@ def test_it_builds_a_store_and_trains_where_the_repository_is_not(install, tmp_p
     assert not Path(where).is_relative_to(ROOT)
     assert "pretrain" in run("cocondenser", "--help")
     write_corpus(tmp_path)
-    source = ["--source=corpus.jsonl", "--tokenizer=tokenizer", "--max_tokens=16", "--out=store"]
+    source = ["--corpus=corpus.jsonl", "--tokenizer=tokenizer", "--max_length=16", "--out=store"]
     run("cocondenser", "corpus", *source)
     (tmp_path / "run.trec").write_text("1 Q0 a 1 2.0 x\n1 Q0 b 2 1.0 x\n")
     write_qrels(tmp_path / "qrels.tsv", {"1": {"b": 1}})

@@ -113,12 +113,12 @@ def write_tokenizer(folder, texts, vocab_size=80):
     return folder
 
 
-def write_store(folder, texts, max_tokens=16, vocab_size=80):
+def write_store(folder, texts, max_length=16, vocab_size=80):
     """Makes text.jsonl, tokenizer/ and store/ in a folder; returns that of the store."""
     write_records(folder / "text.jsonl", ({"text": text} for text in texts))
     tokenizer = write_tokenizer(folder / "tokenizer", texts, vocab_size)
     source = str(folder / "text.jsonl")
-    build_store(source, str(tokenizer), folder / "store", max_tokens=max_tokens)
+    build_store(source, str(tokenizer), folder / "store", max_length=max_length)
     return folder / "store"
 
 
@@ -135,7 +135,7 @@ def cut_file(path, folder, n):
 def write_in_tasks(source, tokenizer, out, n, **settings):
     """Writes a store in n tasks, as `corpus --tasks` does, in this process."""
     settings = StoreSettings(
-        **{"short_span_prob": 0.0, **settings}, source=source, pieces=len(open_source(source))
+        **{"short_span_prob": 0.0, **settings}, corpus=source, pieces=len(open_source(source))
     )
     work = out.parent / f"{out.name} work"
     for index in range(n):

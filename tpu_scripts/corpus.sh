@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds a token store on the TPU VM, in stores/NAME, and copies it to the bucket.
 #
-#   corpus.sh wiki --source=articles.jsonl.xz --tokenizer=bert-base-uncased --max_tokens=128
-#   corpus.sh wiki --source=gs://bucket/articles --tokenizer=gs://bucket/tokenizer
+#   corpus.sh wiki --corpus=articles.jsonl.xz --tokenizer=bert-base-uncased --max_length=128
+#   corpus.sh wiki --corpus=gs://bucket/articles --tokenizer=gs://bucket/tokenizer
 #   corpus.sh wiki                               only copies the existing store
 #
-# What follows the name goes to `cocondenser corpus` on worker 0. A source or tokenizer that is a
+# What follows the name goes to `cocondenser corpus` on worker 0. A corpus or tokenizer that is a
 # file or folder here, or in a bucket, is copied to the VM first; others (hf:, tfds:, names on the
 # hub) are fetched by the VM. What was copied is deleted there once the store is complete. It runs in
 # tmux: after a lost connection, see status.sh.
@@ -58,11 +58,11 @@ size_of() {
 # The upload and its store, with a margin: 1.3 bytes a byte of text, 3 if it is compressed.
 kib=0
 for argument in "${ARGUMENTS[@]:1}"; do
-  [[ $argument == --source=* ]] || continue
-  source_kib=$(size_of "${argument#*=}") || fail "no answer about ${argument#*=}"
+  [[ $argument == --corpus=* ]] || continue
+  corpus_kib=$(size_of "${argument#*=}") || fail "no answer about ${argument#*=}"
   case $argument in
-    *.gz | *.xz | *.zst | *.bz2) kib=$((kib + 4 * ${source_kib:-0})) ;;
-    *) kib=$((kib + 2 * ${source_kib:-0})) ;;
+    *.gz | *.xz | *.zst | *.bz2) kib=$((kib + 4 * ${corpus_kib:-0})) ;;
+    *) kib=$((kib + 2 * ${corpus_kib:-0})) ;;
   esac
 done
 [[ $kib -eq 0 ]] || on_vm 0 bash "$VM_FOLDER/tpu_scripts/on_vm/room.sh" "$kib" "$store's text and store" ||
@@ -71,7 +71,7 @@ done
 words=()
 for argument in "${ARGUMENTS[@]:1}"; do
   case $argument in
-    --source=*) argument=--source=$(put_on_vm source "${argument#*=}") ;;
+    --corpus=*) argument=--corpus=$(put_on_vm corpus "${argument#*=}") ;;
     --tokenizer=*) argument=--tokenizer=$(put_on_vm tokenizer "${argument#*=}") ;;
   esac
   words+=("$argument")

@@ -58,33 +58,40 @@ _COLUMNS = {
 )
 def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
-    from cocondenser_jax.retriever.compare.changes import Judged, Ranking, first_of
+    from cocondenser_jax.retriever.compare.changes import Judged, measure
     from cocondenser_jax.retriever.data.folder import read_queries, require_known
-    from cocondenser_jax.retriever.data.ranking import evaluate_run, parse_metric, require_results
+    from cocondenser_jax.retriever.data.ranking import (
+        cutoffs_of,
+        longest_ranking,
+        require_results,
+        warn_of_cutoffs,
+    )
     from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
     from cocondenser_jax.retriever.data.trec import read_qrels, read_run
 
     if data:
         from cocondenser_jax.retriever.compare.report import write_changes
     names = [name.strip() for name in metric.split(",")]
-    for name in names:
-        parse_metric(name)  # a mistake need not wait for the runs
+    cutoffs = cutoffs_of(names)  # a mistake need not wait for the runs
     judgments = read_qrels(qrels)
     runs = {path: read_run(path) for path in (run, compare_with) if path is not None}
     if compare_with is not None:
         for path, each in runs.items():
             require_results(each, judgments, path)
 
-    measured = {
-        path: evaluate_run(judgments, each, names, ignore_identical_ids=ignore_identical_ids)
+    rankings = {
+        path: measure(
+            str(path), path, each, judgments, names, ignore_identical_ids=ignore_identical_ids
+        )
         for path, each in runs.items()
     }
-    after = measured[run]
+    warn_of_cutoffs({str(path): longest_ranking(each) for path, each in runs.items()}, cutoffs)
+    after = rankings[run].metrics
     result: dict[str, Any] = {**after}
     if compare_with is None:
         print_metrics(result["mean"], None)
     else:
-        before = measured[compare_with]
+        before = rankings[compare_with].metrics
         result["compared_with"] = before
         result["comparisons"] = compare(after["per_query"], before["per_query"])
         rows = []
@@ -100,16 +107,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
             queries = read_queries(data)
             require_known(judgments, queries, "queries", qrels)
             judged = Judged(next(iter(after["mean"]), names[0]), judgments, queries, data)
-            old, new = (
-                Ranking(
-                    str(path),
-                    path,
-                    measured[path],
-                    first_of(runs[path], judgments, ignore_identical_ids=ignore_identical_ids),
-                )
-                for path in (compare_with, run)
-            )
-            write_changes(report, old, new, judged)
+            write_changes(report, rankings[compare_with], rankings[run], judged)
             print_text(f"report: {report}")
     if json_out:
         write_json(json_out, result)

@@ -59,7 +59,7 @@ class _Named(click.ParamType):
     def __init__(self, kind: type) -> None:
         """Takes what the value becomes: a Path, or the text that it is."""
         self.kind = kind
-        self.name = "data" if kind is Path else "source"
+        self.name = "data" if kind is Path else "corpus"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the value; the command, before it begins, puts the folder in its place."""
@@ -68,7 +68,7 @@ class _Named(click.ParamType):
 
 OUTPUT_FILE = _OutputFile()
 DATA = _Named(Path)  # a data folder
-CORPUS = _Named(str)  # SOURCE
+CORPUS = _Named(str)  # DOCUMENTS
 
 
 class _Command(click.Command):
@@ -293,7 +293,7 @@ def require_one(**places: str | Path | None) -> None:
 
 
 # What `corpus.sources.open_records` reads.
-SOURCE = (
+DOCUMENTS = (
     "a .txt, .md, .jsonl, .tsv or .parquet file, a folder or pattern (docs/**/*.md) of them,"
     " a folder of passages,"
     " pydocs[:PACKAGE,...], hf:NAME[:CONFIG[:SPLIT]], tfds:NAME[:SPLIT], beir:NAME, nano:NAME,"

@@ -74,8 +74,11 @@ def print_command(*words: str) -> None:
     print_text(f"next: cocondenser {shlex.join(words)}")
 
 
-def print_search(query: str, hits: Sequence[tuple[float, "Passage"]]) -> None:
-    """Prints a query and its hits: rank, id, title, score and the beginning of each passage."""
+def print_search(query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str) -> None:
+    """Prints a query and its hits: rank, id, title, score and the beginning of each passage.
+
+    `nothing` is printed where there is none.
+    """
     print_text(f'"{query}"')
     width = shutil.get_terminal_size().columns - _INDENT
     for rank, (score, passage) in enumerate(hits, start=1):
@@ -84,7 +87,7 @@ def print_search(query: str, hits: Sequence[tuple[float, "Passage"]]) -> None:
         for line in textwrap.wrap(first_words(passage.text, 300), max(width, 20)):
             print_text(f"{'':{_INDENT}}{line}")
     if not hits:
-        print_text("  nothing found")
+        print_text(f"  {nothing}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -7,6 +7,7 @@ from cocondenser_jax.cli.flags import (
     CORPUS,
     COUNT,
     DATA,
+    DOCUMENTS,
     GIVEN,
     IGNORE_IDENTICAL_IDS,
     OUTPUT_FILE,
@@ -40,7 +41,7 @@ def quickstart(workdir):
 
 @command(
     "adapt --corpus=articles.jsonl.xz --model=models/minilm --workdir=runs/adapted --data=data",
-    required("--corpus", CORPUS, "your documents: whatever corpus --source takes"),
+    required("--corpus", CORPUS, f"your documents: {DOCUMENTS}"),
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
     flag("--data", DATA, "passages, queries and judgments to test on (default: no test)"),
@@ -102,7 +103,7 @@ def adapt(
 @command(
     "compare --data=data --model=models/minilm --model=models/mpnet --workdir=runs/compared",
     required("--data", DATA, "passages, queries and judgments; or queries alone, as a file"),
-    flag("--corpus", CORPUS, "the passages, unless they are those of --data: any --source"),
+    flag("--corpus", CORPUS, f"passages (default: those of --data): {DOCUMENTS}"),
     required(
         "--model", str, "an embedding model: a folder or Hub name; may be repeated", multiple=True
     ),

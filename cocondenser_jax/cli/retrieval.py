@@ -14,6 +14,7 @@ from cocondenser_jax.cli.flags import (
     CORPUS,
     CORPUS_COLUMNS,
     COUNT,
+    DOCUMENTS,
     ENGINE,
     FUSIONS,
     GIVEN,
@@ -21,7 +22,6 @@ from cocondenser_jax.cli.flags import (
     JSON_OUT,
     OUTPUT_FILE,
     RUN_OF_DATA,
-    SOURCE,
     TASK,
     command,
     flag,
@@ -89,11 +89,16 @@ def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> A
 @command(
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
     required("--model", Path, "the retriever: a folder or Hub name"),
-    required("--corpus", CORPUS, f"passages: {SOURCE}"),
+    required("--corpus", CORPUS, f"passages: {DOCUMENTS}"),
     COLUMNS,
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
     flag("--batch_size", COUNT, "passages per forward pass (default: 128; on a CPU 32)"),
-    flag("--passage_length", int, "tokens per passage (default: as the retriever was trained)"),
+    flag(
+        "--max_length",
+        COUNT,
+        "tokens per passage (default: as the retriever was trained)",
+        formerly="passage_length",
+    ),
     flag("--shard_size", COUNT, "passages per shard (default: a twentieth of all, 500 to 5000)"),
     TASK,
     *ENGINE,
@@ -114,7 +119,7 @@ def encode(
     corpus,
     out,
     batch_size,
-    passage_length,
+    max_length,
     shard_size,
     task,
     tasks,
@@ -158,7 +163,7 @@ def encode(
         require_place(folder, task, in_tasks=engine is not None)
         encoding = Encoding(
             model=open_model(model, given),
-            passage_length=passage_length,
+            max_length=max_length,
             precision=precision,
             dtype=dtype,
             batch_size=batch_size,
@@ -201,7 +206,7 @@ def index(embeddings, out, factory, json_out):
     'search --index=runs/index --model=runs/finetune/retriever --query="oscar winners in 1953"',
     _INDEX,
     _EMBEDDINGS,
-    flag("--corpus", CORPUS, f"or passages, for BM25 without a model: {SOURCE}"),
+    flag("--corpus", CORPUS, f"or passages, for BM25 without a model: {DOCUMENTS}"),
     CORPUS_COLUMNS,
     flag("--model", Path, _MODEL, goes_with=("index", "embeddings")),
     *_dense_search(goes_with=("index", "embeddings")),
@@ -230,7 +235,9 @@ def search(
     One of --index, --embeddings and --corpus is needed.
     """
     require_one(index=index, embeddings=embeddings, corpus=corpus)
+    nothing = "nothing found"
     if corpus is not None:
+        nothing += ": no passage has a word of the query (a model finds others too: see encode)"
         find = _lexical_search(corpus, language, depth)
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
@@ -251,7 +258,7 @@ def search(
     answers = []
     for text in _typed_queries() if query is None else [query]:
         hits, seconds = find(text)
-        print_search(text, hits)
+        print_search(text, hits, nothing)
         if query is None:
             times = [f"{step} {1000 * value:.1f} ms" for step, value in seconds.items()]
             print(f"  {', '.join(times)}", flush=True)

@@ -9,12 +9,12 @@ from cocondenser_jax.cli.flags import (
     CORPUS_COLUMNS,
     COUNT,
     DATA,
+    DOCUMENTS,
     FUSIONS,
     IGNORE_IDENTICAL_IDS,
     JSON_OUT,
     OUTPUT_FILE,
     RUN_OF_DATA,
-    SOURCE,
     command,
     flag,
     precision,
@@ -22,7 +22,7 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.cli.output import print_metrics
 
-_CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {SOURCE}")
+_CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {DOCUMENTS}")
 
 
 @command(

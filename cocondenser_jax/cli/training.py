@@ -7,11 +7,11 @@ from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.cli.flags import (
     COLUMNS,
     CORPUS,
+    DOCUMENTS,
     ENGINE,
     EXPERIMENT,
     GIVEN,
     JSON_OUT,
-    SOURCE,
     command,
     flag,
     make_engine,
@@ -22,8 +22,8 @@ from cocondenser_jax.errors import UserError
 
 
 @command(
-    "vocabulary --source=articles.jsonl.xz --source=books --size=30522 --out=tokenizers/mine",
-    required("--source", CORPUS, f"{SOURCE}; may be repeated", multiple=True),
+    "vocabulary --corpus=articles.jsonl.xz --corpus=books --size=30522 --out=tokenizers/mine",
+    required("--corpus", CORPUS, f"{DOCUMENTS}; may be repeated", multiple=True, formerly="source"),
     COLUMNS,
     flag("--size", 30522, "entries, special tokens included"),
     flag(
@@ -34,32 +34,32 @@ from cocondenser_jax.errors import UserError
     flag("--cased", False, "keep capitals and accents"),
     required("--out", Path, "output folder of the tokenizer, for corpus --tokenizer"),
 )
-def vocabulary(source, size, kind, cased, out):
+def vocabulary(corpus, size, kind, cased, out):
     """Learn a tokenizer from documents, for a model from scratch."""
     from cocondenser_jax.corpus.build import build_vocabulary
 
     if cased and BACKBONES[kind].tokenizer != "wordpiece":
         raise UserError(f"--cased goes with --kind=bert or mpnet: {kind} is always cased")
-    tokenizer = build_vocabulary(source, out, size, kind=kind, lowercase=not cased)
+    tokenizer = build_vocabulary(corpus, out, size, kind=kind, lowercase=not cased)
     print_text(f"{out}: {tokenizer.vocab_size:,} entries")
 
 
 @command(
-    "corpus --source=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
-    required("--source", CORPUS, SOURCE),
+    "corpus --corpus=articles.jsonl.xz --tokenizer=bert-base-uncased --out=stores/wiki",
+    required("--corpus", CORPUS, DOCUMENTS, formerly="source"),
     COLUMNS,
     required("--tokenizer", str, "the model's tokenizer: a folder or Hub name"),
     required("--out", Path, "output folder of the store, or a URL such as gs://bucket/store"),
-    flag("--max_tokens", 128, "tokens per span, special tokens included"),
+    flag("--max_length", 128, "tokens per span, special tokens included", formerly="max_tokens"),
     flag("--short_span_prob", 0.0, "fraction of spans that end early, at a random length"),
     *ENGINE,
     JSON_OUT,
 )
 def corpus(
-    source,
+    corpus,
     tokenizer,
     out,
-    max_tokens,
+    max_length,
     short_span_prob,
     tasks,
     workers,
@@ -75,17 +75,17 @@ def corpus(
     with output_folder(out, grows=engine is not None) as folder:
         if engine:
             settings = StoreSettings(
-                source=source,
-                max_tokens=max_tokens,
+                corpus=corpus,
+                max_length=max_length,
                 short_span_prob=short_span_prob,
             )
             manifest = build_in_tasks(settings, tokenizer, folder, engine)
         else:
             manifest = build_store(
-                source,
+                corpus,
                 tokenizer,
                 folder,
-                max_tokens=max_tokens,
+                max_length=max_length,
                 short_span_prob=short_span_prob,
             )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}

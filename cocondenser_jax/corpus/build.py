@@ -48,14 +48,14 @@ from cocondenser_jax.files.workers import Engine, run_tasks
 
 logger = logging.getLogger(__name__)
 
-MIN_MAX_TOKENS = MIN_TOKENS + 2
+MIN_MAX_LENGTH = MIN_TOKENS + 2
 
 
 class StoreSettings(NamedTuple):
     """What a store is made from, as its manifest says."""
 
-    source: str
-    max_tokens: int
+    corpus: str
+    max_length: int
     short_span_prob: float
     pieces: int = 0  # of the source, once it is opened
 
@@ -65,7 +65,7 @@ def build_store(
     tokenizer: str | Path,
     out: Path,
     *,
-    max_tokens: int = 128,
+    max_length: int = 128,
     short_span_prob: float = 0.0,
 ) -> dict[str, Any]:
     """Cuts and tokenizes a corpus into a store; returns its manifest.
@@ -77,18 +77,18 @@ def build_store(
       source: see `sources.open_source`.
       tokenizer: see `tokenizer.load_tokenizer`.
       out: a new folder.
-      max_tokens: longest span in tokens, [CLS] and [SEP] included.
+      max_length: longest span in tokens, [CLS] and [SEP] included.
       short_span_prob: see `spans.cut_documents`.
     """
-    check_cutting(max_tokens, short_span_prob)
+    check_cutting(max_length, short_span_prob)
     require_not_read(source, out)
     source = str(source)
     loaded = load_tokenizer(str(tokenizer))
     with new_folder(out) as folder:
         pieces = open_source(source)
         settings = StoreSettings(
-            source=source,
-            max_tokens=max_tokens,
+            corpus=source,
+            max_length=max_length,
             short_span_prob=short_span_prob,
             pieces=len(pieces),
         )
@@ -107,10 +107,10 @@ def build_in_tasks(
     the source has changed, the folders that depend on it are made again. Returns `counts` and
     `dropped` of all.
     """
-    check_cutting(settings.max_tokens, settings.short_span_prob)
-    require_not_read(settings.source, out)
+    check_cutting(settings.max_length, settings.short_span_prob)
+    require_not_read(settings.corpus, out)
     tokenizer_sha256 = load_tokenizer(tokenizer).sha256
-    source = settings.source
+    source = settings.corpus
     n_pieces = len(open_source(source))
     if n_pieces < engine.tasks:
         raise UserError(
@@ -157,9 +157,9 @@ def _run_stages(settings: StoreSettings, tokenizer: str, out: Path, engine: Engi
 
         run_tasks(stage, function, is_done, engine, work)
 
-    run("digests", partial(hash_task, settings.source, work))
+    run("digests", partial(hash_task, settings.corpus, work))
     folders = [task_folder(out, (index, engine.tasks)) for index in range(engine.tasks)]
-    _remove_outdated(settings.source, folders, out, work)
+    _remove_outdated(settings.corpus, folders, out, work)
     if all(each.exists() for each in folders):
         return
     run("duplicates", partial(find_duplicates, work))
@@ -199,7 +199,7 @@ def build_task(
     """
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
-        documents = read_task(settings.source, task)
+        documents = read_task(settings.corpus, task)
         duplicates = duplicates_of_task(work, task)
 
         def is_repeated(number: int, _: str) -> bool:
@@ -207,13 +207,13 @@ def build_task(
 
         manifest = _write_store(folder, documents, is_repeated, loaded, settings, task)
         expected = documents_of_task(work, task[0])
-        require_unchanged(settings.source, manifest["documents_sha256"], expected)
+        require_unchanged(settings.corpus, manifest["documents_sha256"], expected)
 
 
-def check_cutting(max_tokens: int, short_span_prob: float) -> None:
+def check_cutting(max_length: int, short_span_prob: float) -> None:
     """Raises a UserError for settings that no store can be made with."""
-    if max_tokens < MIN_MAX_TOKENS:
-        raise UserError(f"max_tokens is {max_tokens}: expected at least {MIN_MAX_TOKENS}")
+    if max_length < MIN_MAX_LENGTH:
+        raise UserError(f"max_length is {max_length}: expected at least {MIN_MAX_LENGTH}")
     if not 0 <= short_span_prob <= 1:
         raise UserError(f"short_span_prob is {short_span_prob}: expected 0 to 1")
 
@@ -227,10 +227,10 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def require_spans(source: str, tokenizer: SpanTokenizer, max_tokens: int) -> None:
+def require_spans(source: str, tokenizer: SpanTokenizer, max_length: int) -> None:
     """Raises a UserError if no document of a source has a span; reads on until one has."""
     for batch in batches(read_documents(source)):
-        if any(cut_documents(batch, tokenizer, max_tokens)):
+        if any(cut_documents(batch, tokenizer, max_length)):
             return
     raise UserError(f"{source}: no document has a span of {MIN_TOKENS} tokens")
 
@@ -259,10 +259,10 @@ def _write_store(
 
     special = special_strings(tokenizer)
     held: Counter[str] = Counter()
-    with TokenWriter(folder, tokenizer.vocab_size, settings.max_tokens) as writer:
+    with TokenWriter(folder, tokenizer.vocab_size, settings.max_length) as writer:
         for batch in batches(unique_documents()):
             held.update(string for each in batch for string in special if string in each.text)
-            spans_D = cut_documents(batch, tokenizer, settings.max_tokens, settings.short_span_prob)
+            spans_D = cut_documents(batch, tokenizer, settings.max_length, settings.short_span_prob)
             rows = [(d.id, spans) for d, spans in zip(batch, spans_D, strict=True) if spans]
             dropped["too_short"] += len(batch) - len(rows)
             n_single += sum(len(spans) == 1 for _, spans in rows)

@@ -70,7 +70,7 @@ def split_sentences(text: str) -> list[str]:
 def cut_documents(
     documents: Sequence[Document],
     tokenizer: SpanTokenizer,
-    max_tokens: int,
+    max_length: int,
     short_span_prob: float = 0.0,
 ) -> list[list[Span]]:
     """Cuts documents into spans.
@@ -82,7 +82,7 @@ def cut_documents(
     Args:
       documents: what to cut.
       tokenizer: the model's.
-      max_tokens: longest span, [CLS] and [SEP] included.
+      max_length: longest span, [CLS] and [SEP] included.
       short_span_prob: fraction of spans that end early, as in the preprocessing of Condenser's
         authors: at the last sentence border within a uniformly drawn length, which depends on the
         document's text alone, but after a whole sentence and, before the last span, MIN_TOKENS.
@@ -95,7 +95,7 @@ def cut_documents(
     spans_D = []
     for document, texts in zip(documents, texts_D, strict=True):
         sentences = islice(encoded, len(texts))
-        spans = _spans_of(document, sentences, tokenizer, max_tokens - 2, short_span_prob)
+        spans = _spans_of(document, sentences, tokenizer, max_length - 2, short_span_prob)
         spans_D.append([span for span in spans if len(span.tokens) >= MIN_TOKENS])
     return spans_D
 

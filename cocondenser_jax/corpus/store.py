@@ -24,7 +24,7 @@ from cocondenser_jax.files.remote import local_copy
 from cocondenser_jax.files.runs import require_same, task_folders
 from cocondenser_jax.files.whole import file_sha256, read_object
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 _SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
 
 
@@ -49,7 +49,7 @@ class TokenStore:
     n_tokens: int  #: content tokens of all spans
     #: [D + 1] int64; document i is spans first_span_D[i] to first_span_D[i + 1] - 1.
     first_span_D: np.ndarray
-    max_tokens: int  #: longest span in tokens, [CLS] and [SEP] included
+    max_length: int  #: longest span in tokens, [CLS] and [SEP] included
     vocab_size: int  #: highest token id + 1
     cls_id: int
     sep_id: int
@@ -91,7 +91,7 @@ class TokenStore:
         sample_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
         counts_V = np.zeros(self.vocab_size, np.int64)
         for spans_N in np.array_split(sample_N, math.ceil(len(sample_N) / _SPANS_AT_ONCE)):
-            texts = self.read_spans(spans_N, self.max_tokens - 2)
+            texts = self.read_spans(spans_N, self.max_length - 2)
             inside_NxL = np.arange(texts.ids_NxL.shape[1]) < texts.n_tokens_N[:, None]
             counts_V += np.bincount(texts.ids_NxL[inside_NxL], minlength=self.vocab_size)
         return counts_V
@@ -106,7 +106,7 @@ class TokenStore:
         spans_N = np.asarray(spans_N, np.int64)
         if len(spans_N) and not 0 <= spans_N.min() <= spans_N.max() < self.n_spans:
             raise IndexError(f"span numbers must be in [0, {self.n_spans})")
-        width = min(length, self.max_tokens - 2)
+        width = min(length, self.max_length - 2)
         texts = Texts(
             ids_NxL=np.zeros((len(spans_N), length), np.int32),
             starts_NxL=np.zeros((len(spans_N), length), np.uint8),
@@ -156,7 +156,7 @@ def open_store(path: Path) -> TokenStore:
         )
         folders += own_folders
         manifests += own_manifests
-    require_same(folders, manifests, ["max_tokens", "tokenizer"])
+    require_same(folders, manifests, ["max_length", "tokenizer"])
 
     # The number of the first span in each folder, and of all.
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
@@ -174,7 +174,7 @@ def open_store(path: Path) -> TokenStore:
         n_spans=int(bases[-1]),
         n_tokens=sum(manifest["counts"]["tokens"] for manifest in manifests),
         first_span_D=first_span_D,
-        max_tokens=manifests[0]["max_tokens"],
+        max_length=manifests[0]["max_length"],
         vocab_size=tokenizer["vocab_size"],
         cls_id=tokenizer["cls_id"],
         sep_id=tokenizer["sep_id"],

@@ -1,7 +1,7 @@
 """Writes, maps and reads the flat files of a token store.
 
   tokens.bin         content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or
-                     uint32 for more than 65,536 entries; then `max_tokens` zeros, so that a
+                     uint32 for more than 65,536 entries; then `max_length` zeros, so that a
                      window of that many can be read at any span
   starts.bin         uint8 for each token: 2 where it starts a sentence, 1 where another word, else
                      0; then zeros likewise
@@ -28,8 +28,8 @@ INT64 = np.dtype("<i8")
 class TokenFiles(NamedTuple):
     """The mapped files of one folder."""
 
-    tokens: np.ndarray  # [T + max_tokens] uint16 or uint32
-    starts: np.ndarray  # [T + max_tokens] uint8
+    tokens: np.ndarray  # [T + max_length] uint16 or uint32
+    starts: np.ndarray  # [T + max_length] uint8
     span_offsets: np.ndarray  # [N + 1] int64
     first_span: np.ndarray  # [D + 1] int64
     ids: np.ndarray  # uint8
@@ -56,10 +56,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 class TokenWriter:
     """Appends documents to new files in a folder; complete once the context ends."""
 
-    def __init__(self, folder: Path, vocab_size: int, max_tokens: int):
+    def __init__(self, folder: Path, vocab_size: int, max_length: int):
         self.counts = {"documents": 0, "spans": 0, "tokens": 0}  # written so far
         self._dtype = token_dtype(vocab_size)
-        self._max_tokens = max_tokens
+        self._max_length = max_length
         self._stack = contextlib.ExitStack()
         self._files = {
             name: self._stack.enter_context((folder / name).open("wb")) for name in FILE_NAMES
@@ -72,8 +72,8 @@ class TokenWriter:
 
     def __exit__(self, *error: object) -> None:
         with self._stack:
-            self._append("tokens.bin", np.zeros(self._max_tokens, self._dtype))
-            self._append("starts.bin", np.zeros(self._max_tokens, np.uint8))
+            self._append("tokens.bin", np.zeros(self._max_length, self._dtype))
+            self._append("starts.bin", np.zeros(self._max_length, np.uint8))
 
     def write(self, documents: Sequence[tuple[str, Sequence[Span]]]) -> None:
         """Appends documents, each a name and its spans."""
@@ -115,7 +115,7 @@ def map_files(folder: Path, vocab_size: int) -> TokenFiles:
 
 
 def read_windows(files: TokenFiles, spans_N: np.ndarray, length: int) -> Texts:
-    """Reads at most `length` < `max_tokens` tokens of spans, as `TokenStore.read_spans`."""
+    """Reads at most `length` < `max_length` tokens of spans, as `TokenStore.read_spans`."""
     begin_N = files.span_offsets[spans_N]
     n_tokens_N = files.span_offsets[spans_N + 1] - begin_N
     windows = np.lib.stride_tricks.sliding_window_view

@@ -241,7 +241,7 @@ def _propose_for(store: TokenStore) -> ConfigDict:
     """Returns the settings for a store: pairs are crops where most spans are one sentence."""
     proposed = _propose(store.n_spans)
     spans_N = np.linspace(0, store.n_spans - 1, min(store.n_spans, _SPANS_LOOKED_AT)).astype(int)
-    _, starts_NxL, _ = store.read_spans(spans_N, store.max_tokens - 2)
+    _, starts_NxL, _ = store.read_spans(spans_N, store.max_length - 2)
     has_several_N = (starts_NxL == STARTS_SENTENCE).sum(axis=1) >= 2
     with proposed.unlocked():
         proposed.data.pairs = "sentence" if has_several_N.mean() >= 0.5 else "crops"

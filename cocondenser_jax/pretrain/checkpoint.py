@@ -55,7 +55,7 @@ FREE_SETTINGS = (
     "config.data.store",  # the same data may have moved; its hash is compared
     "config.probe.data",  # so may these files
     "steps",  # follows from others
-    "data.source",
+    "data.corpus",
     "data.stores",
     "computed",
     "versions",
@@ -99,7 +99,7 @@ def open_run(
         "model": model_config.to_dict(),
         "data": {
             "sha256": store.sha256,
-            "source": store.manifests[0]["source"],
+            "corpus": store.manifests[0]["corpus"],
             "stores": [str(corpus.path) for corpus in store.corpora],
             "weights": [corpus.weight for corpus in store.corpora],
             "documents": store.n_documents,

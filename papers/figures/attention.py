@@ -154,7 +154,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--n_texts", type=at_least(1), default=1000, help=n_texts)
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the draw (default: 0)")
     length = "tokens kept of a text (default: 128)"
-    parser.add_argument("--passage_length", type=at_least(1), default=128, help=length)
+    parser.add_argument("--max_length", type=at_least(1), default=128, help=length)
     add_outputs(parser)
     return parser
 
@@ -165,7 +165,7 @@ def _draw(arguments: argparse.Namespace) -> None:
         arguments.texts,
         n_texts=arguments.n_texts,
         seed=arguments.seed,
-        passage_length=arguments.passage_length,
+        passage_length=arguments.max_length,
     )
     models = result["models"]
     entropies = {name: model["entropy"] for name, model in models.items()}

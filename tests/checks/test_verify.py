@@ -38,7 +38,7 @@ def run(tmp_path_factory):
         ". ".join(" ".join(rng.choice(words, rng.integers(3, 12))) for _ in range(5)) + "."
         for _ in range(12)
     ]
-    store = write_store(folder, texts, max_tokens=24, vocab_size=90)
+    store = write_store(folder, texts, max_length=24, vocab_size=90)
     train(experiment(store), folder / "run")
     return folder / "run"
 
@@ -128,7 +128,7 @@ def test_an_older_checkpoint_on_other_documents(run, tmp_path):
     texts = read_records(run.parent / "text.jsonl")
     write_records(tmp_path / "text.jsonl", reversed(texts))
     store = tmp_path / "store"
-    build_store(str(tmp_path / "text.jsonl"), str(run / "tokenizer"), store, max_tokens=24)
+    build_store(str(tmp_path / "text.jsonl"), str(run / "tokenizer"), store, max_length=24)
     command = [f"--run_dir={run}", "--step=1", f"--store={store}"]
     command += ["--documents=3", f"--json_out={tmp_path}/rows.json"]
     assert main(command) == 0

@@ -23,7 +23,7 @@ def bad_inputs(folder):
 
     def corpus(source):
         tokenizer = folder / "bert-base-uncased"
-        return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}", f"--out={folder}/out"]
+        return ["corpus", f"--corpus={source}", f"--tokenizer={tokenizer}", f"--out={folder}/out"]
 
     def pretrain(*words):
         store = f"--config.data.store={folder}/stores/wiki"
@@ -45,7 +45,7 @@ def bad_inputs(folder):
         "no text": (corpus(f"{folder}/nothing.jsonl"), "nothing.jsonl:1"),
         "a document of 50 MB": (corpus(f"{folder}/huge.txt"), "huge.txt:1"),
         "no tokenizer": (
-            ["corpus", "--source=pydocs", f"--tokenizer={folder}/data", f"--out={folder}/out"],
+            ["corpus", "--corpus=pydocs", f"--tokenizer={folder}/data", f"--out={folder}/out"],
             "tokenizer",
         ),
         "a folder that is taken": (
@@ -115,7 +115,7 @@ def bad_inputs(folder):
 def folder(tmp_path_factory, research_folders):
     """A workplace with a store, a model of another vocabulary, a run file, and an index."""
     folder = make_workplace(tmp_path_factory.mktemp("bad"))
-    arguments = [f"--source={folder}/articles.jsonl.xz", f"--out={folder}/stores/wiki"]
+    arguments = [f"--corpus={folder}/articles.jsonl.xz", f"--out={folder}/stores/wiki"]
     tokenizer = f"--tokenizer={folder}/bert-base-uncased"
     assert main(["corpus", *arguments, tokenizer, *SMALLER["corpus"].split()]) == 0
     shutil.copytree(research_folders["bert"], folder / "other")

@@ -25,8 +25,8 @@ def table(tmp_path):
 @pytest.mark.effect("corpus --columns", "vocabulary --columns", "bm25 --columns")
 def test_a_table_is_read_as_the_user_says(table, tmp_path, capsys):
     commands = (
-        f"corpus --source={table} --tokenizer={tmp_path}/tokenizer --json_out={tmp_path}/counts",
-        f"vocabulary --source={table} --size=60",
+        f"corpus --corpus={table} --tokenizer={tmp_path}/tokenizer --json_out={tmp_path}/counts",
+        f"vocabulary --corpus={table} --size=60",
         f"bm25 --corpus={table} --data={tmp_path}/queries.tsv --run_out={tmp_path}/run --depth=1",
     )
     for command in commands:
@@ -40,7 +40,7 @@ def test_a_table_is_read_as_the_user_says(table, tmp_path, capsys):
     assert json.loads((tmp_path / "counts").read_text())["documents"] == 5
     assert (tmp_path / "run").read_text().startswith("q0 Q0 d3 1 ")
     manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
-    assert manifest["source"] == f"{table}:id,-,text"
+    assert manifest["corpus"] == f"{table}:id,-,text"
 
 
 @pytest.mark.effect("encode --columns", "search --columns")
@@ -58,8 +58,8 @@ def test_passages_are_read_as_the_user_says(table, model_folder, tmp_path, capsy
 
 def test_columns_of_other_sources_are_refused(tmp_path, capsys):
     for source in ("pydocs", "hf:a", "texts.jsonl"):
-        words = ["vocabulary", f"--source={source}", COLUMNS, f"--out={tmp_path}/out"]
+        words = ["vocabulary", f"--corpus={source}", COLUMNS, f"--out={tmp_path}/out"]
         assert main(words) == 2
         assert "--columns says what the columns of .tsv files are" in capsys.readouterr().err
-    assert main(["vocabulary", "--source=a.tsv", "--columns=id,body", f"--out={tmp_path}/out"]) == 2
+    assert main(["vocabulary", "--corpus=a.tsv", "--columns=id,body", f"--out={tmp_path}/out"]) == 2
     assert "--columns=id,body: expected id and text, perhaps url" in capsys.readouterr().err

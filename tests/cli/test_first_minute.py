@@ -79,10 +79,11 @@ def test_documents_are_searched_without_a_model(tmp_path, capsys):
     assert main([*search[:2], "--query=eee abcde ddd", "--depth=1"]) == 0
     assert capsys.readouterr().out.splitlines()[1::2] == out.splitlines()[1:2]
     assert main([*search, "--query=zzz"]) == 0
-    assert capsys.readouterr().out == '"zzz"\n  nothing found\n'
+    nothing = "  nothing found: no passage has a word of the query (a model finds others too: see"
+    assert capsys.readouterr().out == f'"zzz"\n{nothing} encode)\n'
     # Of a language: "abcde" is no German stop word, "der" is.
     (tmp_path / "c.txt").write_text("der Hund\n")
-    for language, ends in (("german", "  nothing found\n"), ("none", "     der Hund\n")):
+    for language, ends in (("german", f"{nothing} encode)\n"), ("none", "     der Hund\n")):
         assert main([*search, "--query=der", f"--language={language}"]) == 0
         assert capsys.readouterr().out.endswith(ends)
 

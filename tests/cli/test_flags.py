@@ -31,6 +31,10 @@ from tests.world import write_records
         ("convert --checkpoint run --out=m", "--checkpoint is now --run_dir"),
         ("report --workdir=run", "--workdir is now --run_dir"),
         ("search --corpus=a --top-k=3", "--top_k is now --depth"),
+        ("corpus --source=a", "--source is now --corpus"),
+        ("vocabulary --source a --out=v", "--source is now --corpus"),
+        ("corpus --corpus=a --max-tokens=9", "--max_tokens is now --max_length"),
+        ("encode --corpus=a --passage_length 9", "--passage_length is now --max_length"),
         ("evaluate --run=a --qrels=b --metrics=AP", "--metrics is now --metric"),
         ("search --corpus=a wind", "unexpected argument 'wind': did you mean --query=wind?"),
         ("search --corpus=a --query=b wind", "unexpected argument 'wind' (see"),
@@ -125,7 +129,7 @@ NAMED = [
 
 def test_data_that_may_have_a_name_is_known_as_such():
     """Where a command reads documents, passages or judgments, a collection's name will do."""
-    named = {"corpus", "data", "source", "overrides"}
+    named = {"corpus", "data", "overrides"}
     told = {
         (command.name, flag.name)
         for command in PROGRAM.commands.values()

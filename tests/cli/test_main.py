@@ -22,7 +22,7 @@ def command(tmp_path):
     write_records(tmp_path / "text.jsonl", ({"text": text} for text in texts))
     write_tokenizer(tmp_path / "tokenizer", texts[:50])
     places = [f"--tokenizer={tmp_path}/tokenizer", f"--out={tmp_path}/stores/out"]
-    return ["corpus", "--max_tokens=16", f"--source={tmp_path}/text.jsonl", *places]
+    return ["corpus", "--max_length=16", f"--corpus={tmp_path}/text.jsonl", *places]
 
 
 def test_a_full_disk_leaves_no_store(

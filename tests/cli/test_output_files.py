@@ -72,7 +72,7 @@ def folder(tmp_path, monkeypatch):
         ("fuse --run=one --run=two --run_out=link", ("run_out", "run")),
         ("fuse --run=one --run=two --run_out=new --json_out=new", ("run_out", "json_out")),
         ("evaluate --run=one --qrels=judged --json_out=judged", ("json_out", "qrels")),
-        ("corpus --source=one --tokenizer=t --out=new --json_out=one", ("json_out", "source")),
+        ("corpus --corpus=one --tokenizer=t --out=new --json_out=one", ("json_out", "corpus")),
     ],
 )
 def test_a_file_that_another_flag_names_is_not_replaced(folder, capsys, command, flags):

@@ -92,11 +92,11 @@ def test_index_retrieve_and_search_read_what_several_machines_encoded(
 
 
 @pytest.mark.effect("encode --model", "encode --corpus", "encode --out", "encode --batch_size")
-@pytest.mark.effect("encode --passage_length", "encode --shard_size", "encode --dtype")
+@pytest.mark.effect("encode --max_length", "encode --shard_size", "encode --dtype")
 @pytest.mark.effect("encode --precision", "encode --pooling", "encode --parquet")
 @pytest.mark.effect("encode --json_out")
 def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_sizes):
-    command = "encode --batch_size=7 --passage_length=16 --shard_size=25 --pooling=mean"
+    command = "encode --batch_size=7 --max_length=16 --shard_size=25 --pooling=mean"
     command += " --similarity=dot"
     command += " --dtype=float16 --precision=bfloat16"
     places = [f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]

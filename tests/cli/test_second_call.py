@@ -57,7 +57,7 @@ ANSWERS = {
         "--columns=id,text": "--columns says what the columns of .tsv files are",
         "--out={place}/elsewhere": OTHER_FOLDER,
         "--batch_size=3": OBEYED,  # no vector is missing
-        "--passage_length=12": started("passage_length=64, now it is 12"),
+        "--max_length=12": started("max_length=64, now it is 12"),
         "--shard_size=20": started("shard_size=25, now it is 20"),
         "--task=0/2": "holds the embeddings of one task: choose a new folder",
         "--tasks=2": "already exists: choose a new folder",
@@ -77,11 +77,11 @@ ANSWERS = {
         "--json_out={place}/facts.json": OBEYED,
     },
     "corpus --tasks=2": {
-        "--source={place}/other_in_files": started("source="),
+        "--corpus={place}/other_in_files": started("corpus="),
         "--columns=id,text": "--columns says what the columns of .tsv files are",
         "--tokenizer={place}/other_tokenizer": started("tokenizer_sha256="),
         "--out={place}/elsewhere": OTHER_FOLDER,
-        "--max_tokens=12": started("max_tokens=16, now it is 12"),
+        "--max_length=12": started("max_length=16, now it is 12"),
         "--short_span_prob=0.5": started("short_span_prob=0.0, now it is 0.5"),
         "--tasks=3": started("tasks=2, now it is 3"),
         "--workers=1": OBEYED,
@@ -93,7 +93,7 @@ ANSWERS = {
 }
 # In tasks, whose settings reach them otherwise, these answers differ.
 ANSWERS["encode --tasks=2"] = ANSWERS["encode"] | {
-    "--passage_length=12": started("passage_length=None, now it is 12"),
+    "--max_length=12": started("max_length=None, now it is 12"),
     "--task=0/2": "give neither --tasks nor --parquet",
     "--tasks=2": OBEYED,
     "--workers=1": OBEYED,  # no task is left
@@ -147,7 +147,7 @@ FIRST = {
     "adapt": "--corpus={place}/texts.jsonl --model={model} --workdir={out}"
     " --config.data.length=64 --config.data.batch_size=8",
     "encode": "--model={model} --corpus={beir} --shard_size=25 --out={out}",
-    "corpus": "--source={place}/texts_in_files --tokenizer={place}/tokenizer --max_tokens=16"
+    "corpus": "--corpus={place}/texts_in_files --tokenizer={place}/tokenizer --max_length=16"
     " --out={out}",
 }
 

@@ -24,7 +24,7 @@ from tests.world import cut_file, make_texts, write_records, write_tokenizer
 
 def contents(store):
     names = [store.document_id(i) for i in range(store.n_documents)]
-    spans = store.read_spans(np.arange(store.n_spans), store.max_tokens)
+    spans = store.read_spans(np.arange(store.n_spans), store.max_length)
     return [names, store.first_span_D.tolist(), *(each.tolist() for each in spans)]
 
 
@@ -34,7 +34,7 @@ def command(tmp_path):
     articles = place / "articles.jsonl"
     articles.write_bytes(lzma.decompress((place / "articles.jsonl.xz").read_bytes()))
     tokenizer, source = place / "bert-base-uncased", cut_file(articles, place / "articles", 9)
-    return ["corpus", f"--source={source}", f"--tokenizer={tokenizer}", "--max_tokens=10"]
+    return ["corpus", f"--corpus={source}", f"--tokenizer={tokenizer}", "--max_length=10"]
 
 
 @pytest.mark.effect("corpus --tasks", "corpus --workers")
@@ -62,7 +62,7 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
     assert contents(open_store(tmp_path / "many")) == contents(open_store(tmp_path / "one"))
     other = write_tokenizer(tmp_path / "uncased", ["other words in another order"])
     for flag, message in (
-        ("--max_tokens=12", "max_tokens=10, now it is 12"),
+        ("--max_length=12", "max_length=10, now it is 12"),
         ("--short_span_prob=0.5", "short_span_prob=0.0, now it is 0.5"),
         ("--tasks=6", "tasks=7, now it is 6"),
         (f"--tokenizer={other}", "tokenizer_sha256="),
@@ -102,7 +102,7 @@ def test_a_corpus_that_changes_is_made_again_from_there_on(
             write_records(tmp_path / "source" / f"{k}.jsonl", lines)
 
     write(twins)
-    command = [*command, f"--source={tmp_path}/source", "--tasks=4", f"--out={tmp_path}/many"]
+    command = [*command, f"--corpus={tmp_path}/source", "--tasks=4", f"--out={tmp_path}/many"]
     with monkeypatch.context() as patch:  # it ends before it removes its work
         patch.setattr(build, "open_store", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(command) == 130
@@ -113,7 +113,7 @@ def test_a_corpus_that_changes_is_made_again_from_there_on(
     assert main(command) == 0
     assert f"making {', '.join(folder.name for folder in folders[1:])} of" in caplog.text
     assert folders[0].stat().st_ino == kept
-    one = [*command[:3], f"--source={tmp_path}/source", "--max_tokens=10", f"--out={tmp_path}/one"]
+    one = [*command[:3], f"--corpus={tmp_path}/source", "--max_length=10", f"--out={tmp_path}/one"]
     assert main(one) == 0
     found = contents(open_store(tmp_path / "many"))
     assert found == contents(open_store(tmp_path / "one"))
@@ -126,7 +126,7 @@ def test_a_task_that_cannot_be_read_is_named(tmp_path, command, capsys):
     for k, text in enumerate(make_texts(3, n_sentences=5, seed=1)):
         (source / f"{k}.jsonl").write_text(json.dumps({"text": text}))
     (source / "1.jsonl").write_text('{"text": "a"}\n{')
-    command = [*command, f"--source={source}", f"--out={tmp_path}/out", "--tasks=3", "--workers=1"]
+    command = [*command, f"--corpus={source}", f"--out={tmp_path}/out", "--tasks=3", "--workers=1"]
     assert main(command) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
@@ -253,8 +253,8 @@ def test_vectors_in_seven_tasks_are_those_of_one(tmp_path, model_folder, beir, m
         "embeddings-00003.arrow",
         "embeddings-00005.arrow",
     ]
-    assert main([*in_tasks, "--passage_length=7"]) == 2
-    assert "passage_length=None, now it is 7" in capsys.readouterr().err
+    assert main([*in_tasks, "--max_length=7"]) == 2
+    assert "max_length=None, now it is 7" in capsys.readouterr().err
 
 
 def test_machines_that_share_a_corpus_have_shards_of_their_part(
@@ -305,7 +305,7 @@ def test_a_task_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, 
     options = tmp_path / "options.json"
     options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
     flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]
-    assert main([*command, f"--source={source}", f"--out={tmp_path}/out", *flags]) == 2
+    assert main([*command, f"--corpus={source}", f"--out={tmp_path}/out", *flags]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
         f"cocondenser: task 0 of 2 failed twice: {source}/0.jsonl:2 is not valid JSON"

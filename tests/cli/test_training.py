@@ -15,13 +15,13 @@ from cocondenser_jax.errors import UserError
 from tests.cli.workplace import make_workplace
 
 
-@pytest.mark.effect("corpus --source", "corpus --tokenizer", "corpus --out")
-@pytest.mark.effect("corpus --max_tokens", "corpus --json_out")
+@pytest.mark.effect("corpus --corpus", "corpus --tokenizer", "corpus --out")
+@pytest.mark.effect("corpus --max_length", "corpus --json_out")
 def test_a_store(tmp_path):
     place = make_workplace(tmp_path)
     tokenizer, counts = f"{place}/bert-base-uncased", f"{place}/counts.json"
-    command = ["corpus", f"--source={place}/articles.jsonl.xz", f"--tokenizer={tokenizer}"]
-    command += ["--max_tokens=10", f"--json_out={counts}"]
+    command = ["corpus", f"--corpus={place}/articles.jsonl.xz", f"--tokenizer={tokenizer}"]
+    command += ["--max_length=10", f"--json_out={counts}"]
     assert main([*command, f"--out={place}/store"]) == 0
     store = open_store(place / "store")
     assert json.loads(Path(counts).read_text())["documents"] == store.n_documents == 40
@@ -35,7 +35,7 @@ def test_spans_that_end_early_lose_no_text(tmp_path):
     (place / "a.txt").write_text(
         "\n".join("The river runs to the city and on. " * 80 for _ in "ab")
     )
-    command = ["corpus", f"--source={place}/a.txt", f"--tokenizer={place}/bert-base-uncased"]
+    command = ["corpus", f"--corpus={place}/a.txt", f"--tokenizer={place}/bert-base-uncased"]
     stores = []
     for probability in (0, 0.5):
         out = place / f"store-{probability}"
@@ -47,8 +47,8 @@ def test_spans_that_end_early_lose_no_text(tmp_path):
     assert whole.n_spans < short.n_spans
 
 
-@pytest.mark.effect("vocabulary --source", "vocabulary --size", "vocabulary --kind")
-@pytest.mark.effect("vocabulary --cased", "vocabulary --out", "vocabulary --source...")
+@pytest.mark.effect("vocabulary --corpus", "vocabulary --size", "vocabulary --kind")
+@pytest.mark.effect("vocabulary --cased", "vocabulary --out", "vocabulary --corpus...")
 def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     place = make_workplace(tmp_path)
     rows = {
@@ -57,7 +57,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
         "id": [*range(40)],
     }
     pq.write_table(pa.table(rows), place / "a.parquet")
-    command = ["vocabulary", f"--source={place}/a.parquet"]
+    command = ["vocabulary", f"--corpus={place}/a.parquet"]
     assert main([*command, "--size=80", f"--out={place}/lower"]) == 0
     assert capsys.readouterr().out.startswith(f"{place}/lower: ")
     entries = load_tokenizer(f"{place}/lower").backend.get_vocab()
@@ -65,7 +65,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     assert {"none", "Ärger", "river"}.isdisjoint(entries)
     assert main([*command, "--cased", f"--out={place}/cased"]) == 0
     assert {"Ärger", "Über"} < load_tokenizer(f"{place}/cased").backend.get_vocab().keys()
-    both = ["vocabulary", f"--source={place}/a.parquet", f"--source={place}/articles.jsonl.xz"]
+    both = ["vocabulary", f"--corpus={place}/a.parquet", f"--corpus={place}/articles.jsonl.xz"]
     both.append("--kind=roberta")
     assert main([*both, "--size=270", f"--out={place}/few"]) == 0
     assert load_tokenizer(f"{place}/few").vocab_size == 270
@@ -74,7 +74,7 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     assert tokenizer.kind == "roberta"
     # Learned from both sources, and good for `corpus`.
     assert {"Ġthese", "Ġriver"} < tokenizer.backend.get_vocab().keys()
-    words = ["corpus", f"--source={place}/a.parquet", f"--tokenizer={place}/cased"]
+    words = ["corpus", f"--corpus={place}/a.parquet", f"--tokenizer={place}/cased"]
     assert main([*words, f"--out={place}/store"]) == 0
     found = open_store(place / "store")
     assert found.n_documents == 1  # forty copies of one text
@@ -85,13 +85,13 @@ def test_a_vocabulary_of_ones_own(tmp_path, capsys):
     ("command", "says"),
     [
         (
-            "vocabulary --source=x --out=out --kind=roberta --cased",
+            "vocabulary --corpus=x --out=out --kind=roberta --cased",
             "--cased goes with --kind=bert or",
         ),
-        ("vocabulary --source=none.txt --out=out", "none.txt does not exist"),
-        ("vocabulary --source=pydocs:json --out=out --size=9", "bert needs at least 10"),
+        ("vocabulary --corpus=none.txt --out=out", "none.txt does not exist"),
+        ("vocabulary --corpus=pydocs:json --out=out --size=9", "bert needs at least 10"),
         (
-            "vocabulary --source=pydocs:json --out=out --size=10000001",
+            "vocabulary --corpus=pydocs:json --out=out --size=10000001",
             "expected at most 10,000,000",
         ),
         ("verify --store=store --step=7", "(see cocondenser verify --help)"),

@@ -154,5 +154,5 @@ def mixed(tmp_path_factory, wordpiece_folder):
         for i, text in enumerate(texts):
             text["spans"] = [f"{span} {i} {j}" for j, span in enumerate(text["spans"])]
         source = write_records(folder / f"{name}.jsonl", texts)
-        build_store(str(source), str(wordpiece_folder), folder / name, max_tokens=30)
+        build_store(str(source), str(wordpiece_folder), folder / name, max_length=30)
     return {name: folder / name for name in ("some", "many")}

@@ -41,7 +41,7 @@ def store(tmp_path_factory, wordpiece_folder):
         spans = [name * int(n) for n in rng.integers(9, 15, 2 + i % 5)]
         lines.append(json.dumps({"_id": str(i), "spans": spans}) + "\n")
     (folder / "text.jsonl").write_text("".join(lines))
-    build_store(str(folder / "text.jsonl"), str(wordpiece_folder), folder / "store", max_tokens=16)
+    build_store(str(folder / "text.jsonl"), str(wordpiece_folder), folder / "store", max_length=16)
     return open_store(folder / "store")
 
 
@@ -145,7 +145,7 @@ def of_documents(store, batch):
 
 
 def every_span(store):
-    ids, _, n_tokens = store.read_spans(np.arange(store.n_spans), store.max_tokens - 2)
+    ids, _, n_tokens = store.read_spans(np.arange(store.n_spans), store.max_length - 2)
     return [" ".join(map(str, row[:n])) for row, n in zip(ids, n_tokens, strict=True)]
 
 
@@ -211,7 +211,7 @@ def test_stores_are_read_together(mixed):
 
 
 def test_stores_that_do_not_fit_are_refused(mixed, store):
-    with pytest.raises(UserError, match="in its max_tokens"):
+    with pytest.raises(UserError, match="in its max_length"):
         open_store(Path(f"{mixed['some']},{store.path}"))
     with pytest.raises(UserError, match="weights above 0"):
         open_store(Path(f"0*{mixed['some']},{mixed['many']}"))

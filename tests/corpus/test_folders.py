@@ -203,10 +203,10 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     [
         "adapt --corpus=docs --model=m --workdir=link/new",
         "compare --corpus=docs --data=log.txt --model=m --workdir=docs",
-        "corpus --source=docs/ --tokenizer=t --out=docs/new",
-        "corpus --source=docs --tokenizer=t --out=docs/b/new --tasks=2",
-        "corpus --source=docs --tokenizer=t --out=new --json_out=docs/new.md",
-        "vocabulary --source=pydocs --source=docs --out=docs/new",
+        "corpus --corpus=docs/ --tokenizer=t --out=docs/new",
+        "corpus --corpus=docs --tokenizer=t --out=docs/b/new --tasks=2",
+        "corpus --corpus=docs --tokenizer=t --out=new --json_out=docs/new.md",
+        "vocabulary --corpus=pydocs --corpus=docs --out=docs/new",
         "encode --corpus=docs --model=m --out=new --parquet=docs/b/new.parquet",
         "bm25 --corpus=docs --data=log.txt --run_out=docs/new.tsv",
         "rerank --corpus=docs --data=log.txt --model=m --run=r --run_out=link/new.txt",
@@ -235,7 +235,7 @@ def test_an_output_among_the_documents_is_refused(command, tmp_path, monkeypatch
 def test_an_output_elsewhere_is_not(tree, corpus, out, tmp_path, monkeypatch, capsys):
     write_tree(tmp_path, "docs/a.txt", *tree)
     monkeypatch.chdir(tmp_path)
-    assert main(["corpus", f"--source={corpus}", "--tokenizer=gone", f"--out={out}"]) == 2
+    assert main(["corpus", f"--corpus={corpus}", "--tokenizer=gone", f"--out={out}"]) == 2
     assert "lies in the folder" not in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ def test_what_is_drawn_at_random_is_an_entry_of_the_tokenizer(tmp_path):
     rng = np.random.default_rng(0)
     texts = ({"text": " ".join(rng.choice([*"abcdefghij"], 14))} for _ in range(64))
     source = write_records(tmp_path / "text.jsonl", texts)
-    build_store(str(source), str(tmp_path / "tokenizer"), tmp_path / "store", max_tokens=16)
+    build_store(str(source), str(tmp_path / "tokenizer"), tmp_path / "store", max_length=16)
     gaps = open_store(tmp_path / "store")
     spec = BatchSpec(seed=0, batch_size=60, length=16, example="span", mask_probability=0.8)
     shown = np.concatenate([make_batch(gaps, spec, step).input_ids_SxL for step in range(20)])

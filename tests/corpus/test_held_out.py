@@ -13,7 +13,7 @@ from tests.world import cut_file, write_in_tasks
 
 
 def build(source, tokenizer, out):
-    build_store(str(source), str(tokenizer), out, max_tokens=12)
+    build_store(str(source), str(tokenizer), out, max_length=12)
     return open_store(out)
 
 
@@ -57,7 +57,7 @@ def test_the_documents_of_the_lowest_hashes(store):
 def test_the_same_documents_whatever_tasks_built_a_store(store, source, wordpiece_folder):
     folder = source.parent / "in tasks"
     pieces = cut_file(source, source.parent / "pieces", 3)
-    write_in_tasks(str(pieces), str(wordpiece_folder), folder, 3, max_tokens=12)
+    write_in_tasks(str(pieces), str(wordpiece_folder), folder, 3, max_length=12)
     in_tasks = open_store(folder)
     assert names(in_tasks, 4) == names(store, 4)
 

@@ -122,7 +122,7 @@ def store(tmp_path_factory, wordpiece_folder):
     words = "default value argument option parser string file name".split()
     texts = [{"spans": [" ".join(rng.choice(words, 30)) for _ in range(3)]} for _ in range(40)]
     source = write_records(folder / "texts.jsonl", texts)
-    build_store(str(source), str(wordpiece_folder), folder / "store", max_tokens=32)
+    build_store(str(source), str(wordpiece_folder), folder / "store", max_length=32)
     return open_store(folder / "store")
 
 

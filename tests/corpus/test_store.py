@@ -44,14 +44,14 @@ def tokenizer_folders(tokenizers, tmp_path_factory):
 def stores(corpus, tokenizer_folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
     for kind, tokenizer in tokenizer_folders.items():
-        build_store(corpus, tokenizer, folder / kind, max_tokens=MAX_TOKENS)
+        build_store(corpus, tokenizer, folder / kind, max_length=MAX_TOKENS)
     return {kind: folder / kind for kind in tokenizer_folders}
 
 
 @pytest.fixture(scope="module")
 def in_tasks(corpus, tokenizer_folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("in-tasks") / "store"
-    write_in_tasks(corpus, tokenizer_folders["bert"], folder, 3, max_tokens=MAX_TOKENS)
+    write_in_tasks(corpus, tokenizer_folders["bert"], folder, 3, max_length=MAX_TOKENS)
     return folder
 
 
@@ -102,7 +102,7 @@ def test_the_manifest_counts_what_is_there_and_what_is_not(stores, corpus, token
     assert dropped["too_short"] == n_all - 4 - len(documents) >= 1
     n_single = sum(len(spans) == 1 for spans in documents.values())
     assert manifest["counts"]["documents_of_one_span"] == n_single >= 1
-    assert manifest["source"] == corpus
+    assert manifest["corpus"] == corpus
     assert manifest["tokenizer"]["sha256"] == tokenizer.sha256
     assert load_tokenizer(str(stores[model_type] / "tokenizer")).sha256 == tokenizer.sha256
     on_disk = {
@@ -172,7 +172,7 @@ def test_reading_agrees_with_a_loop_over_spans(
     for span in spans:
         span.starts[0] = 2
     folder = tmp_path_factory.mktemp("files")
-    with TokenWriter(folder, vocab_size, max_tokens=22) as writer:
+    with TokenWriter(folder, vocab_size, max_length=22) as writer:
         for span in spans:
             writer.write([("name", [span])])
     width = min(length, 20)
@@ -218,8 +218,8 @@ def test_a_store_pickles_as_its_path(in_tasks):
 
 
 def test_the_same_corpus_gives_the_same_store(corpus, tokenizer_folders, stores, tmp_path):
-    build_store(corpus, tokenizer_folders["bert"], tmp_path / "again", max_tokens=MAX_TOKENS)
-    build_store(corpus, tokenizer_folders["bert"], tmp_path / "other", max_tokens=MAX_TOKENS + 1)
+    build_store(corpus, tokenizer_folders["bert"], tmp_path / "again", max_length=MAX_TOKENS)
+    build_store(corpus, tokenizer_folders["bert"], tmp_path / "other", max_length=MAX_TOKENS + 1)
     again, other = open_store(tmp_path / "again"), open_store(tmp_path / "other")
     assert again.sha256 == open_store(stores["bert"]).sha256 != other.sha256
 
@@ -236,7 +236,7 @@ def test_batches_of_documents_do_not_matter(
 
     monkeypatch.setattr(records, "BATCH_CHARACTERS", 2000)
     monkeypatch.setattr(build, "cut_documents", counting)
-    found = build_store(corpus, tokenizer_folders["bert"], tmp_path / "s", max_tokens=MAX_TOKENS)
+    found = build_store(corpus, tokenizer_folders["bert"], tmp_path / "s", max_length=MAX_TOKENS)
     assert len(sizes) > 5
     assert json.loads(json.dumps(found)) == json.loads(
         (stores["bert"] / "manifest.json").read_text()
@@ -293,7 +293,7 @@ def test_a_damaged_store_does_not_open(stores, tmp_path):
         open_store(folder)
     folder = damaged("old")
     (folder / "manifest.json").write_text('{"format_version": 0}')
-    with pytest.raises(UserError, match="format version 0, expected 7"):
+    with pytest.raises(UserError, match="format version 0, expected 8"):
         open_store(folder)
     folder = damaged("miscounted")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -324,9 +324,9 @@ def test_tasks_that_do_not_belong_together_do_not_open(
     with pytest.raises(UserError, match=r"lacks task-00001-of-00003$"):
         open_store(folder)
     for tokenizer, options, difference in (
-        ("bert", {"max_tokens": MAX_TOKENS + 1}, "of-00003 in its max_tokens"),
-        ("roberta", {"max_tokens": MAX_TOKENS}, "in its tokenizer"),
-        ("bert", {"max_tokens": MAX_TOKENS, "short_span_prob": 0.5}, "in its short_span_prob"),
+        ("bert", {"max_length": MAX_TOKENS + 1}, "of-00003 in its max_length"),
+        ("roberta", {"max_length": MAX_TOKENS}, "in its tokenizer"),
+        ("bert", {"max_length": MAX_TOKENS, "short_span_prob": 0.5}, "in its short_span_prob"),
     ):
         other = tmp_path / difference
         write_in_tasks(corpus, tokenizer_folders[tokenizer], other, 3, **options)
@@ -345,7 +345,7 @@ def test_tasks_that_do_not_belong_together_do_not_open(
             {},
             r"no document with a span .*1 too_short\)",
         ),
-        ('{"text": "a"}', {"max_tokens": 9}, "max_tokens is 9: expected at least 10"),
+        ('{"text": "a"}', {"max_length": 9}, "max_length is 9: expected at least 10"),
         ('{"text": "a"}', {"short_span_prob": 1.1}, "short_span_prob is 1.1: expected 0 to 1"),
         ('{"text": "a"}', {"tokenizer": "nobody/nothing"}, "no folder nobody/nothing"),
     ],
@@ -377,6 +377,6 @@ def test_names_may_hold_anything(tmp_path, wordpiece_folder, paragraphs):
     corpus = tmp_path / "corpus.jsonl"
     records = [{"id": n, "text": t} for n, t in zip(names, dict.fromkeys(paragraphs), strict=False)]
     write_records(corpus, records)
-    build_store(str(corpus), str(wordpiece_folder), tmp_path / "store", max_tokens=MAX_TOKENS)
+    build_store(str(corpus), str(wordpiece_folder), tmp_path / "store", max_length=MAX_TOKENS)
     store = open_store(tmp_path / "store")
     assert [store.document_id(i) for i in range(store.n_documents)] == names

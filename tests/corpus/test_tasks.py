@@ -70,7 +70,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_an_error(wordpiece_folder, tm
     tasks.hash_task(str(source), work, (0, 1))
     tasks.find_duplicates(work, (0, 1))
     write_records(source, [{"text": text.replace("few", "new")}])
-    settings = StoreSettings(source=str(source), max_tokens=24, short_span_prob=0.0, pieces=1)
+    settings = StoreSettings(corpus=str(source), max_length=24, short_span_prob=0.0, pieces=1)
     with pytest.raises(UserError, match=r"texts\.jsonl has changed while it was read"):
         build_task(settings, str(wordpiece_folder), tmp_path / "out", work, (0, 1))
     assert not (tmp_path / "out").exists()
@@ -81,8 +81,8 @@ def test_a_store_in_tasks_is_that_of_one_machine_to_the_bit(paragraphs, wordpiec
     texts = [*unique[:20], *unique[:20], " ", *unique[10:], unique[3]]
     records = write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     source = cut_file(records, tmp_path / "source", 9)
-    build_store(str(source), str(wordpiece_folder), tmp_path / "one", max_tokens=24)
-    write_in_tasks(str(source), str(wordpiece_folder), tmp_path / "many", 7, max_tokens=24)
+    build_store(str(source), str(wordpiece_folder), tmp_path / "one", max_length=24)
+    write_in_tasks(str(source), str(wordpiece_folder), tmp_path / "many", 7, max_length=24)
     verify_store(tmp_path / "many")
     one, many = open_store(tmp_path / "one"), open_store(tmp_path / "many")
     assert 0 in [manifest["counts"]["documents"] for manifest in many.manifests]

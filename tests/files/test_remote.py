@@ -208,7 +208,7 @@ def test_corpus_writes_a_store_that_opens_with_another_by_its_url(tmp_path, stor
     texts = make_texts(9)
     write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     write_tokenizer(tmp_path / "tokenizer", texts)
-    command = ["corpus", f"--source={tmp_path}/texts.jsonl", "--max_tokens=10"]
+    command = ["corpus", f"--corpus={tmp_path}/texts.jsonl", "--max_length=10"]
     command.append(f"--tokenizer={tmp_path}/tokenizer")
     assert main([*command, f"--out={tmp_path}/store"]) == 0
     assert main([*command, f"--out={URL}"]) == 0
@@ -226,7 +226,7 @@ def test_the_same_command_makes_and_uploads_a_store_whose_upload_has_failed(
     """Of other texts, too: what was left is not taken for what is asked for."""
     texts = make_texts(9)
     write_tokenizer(tmp_path / "tokenizer", texts)
-    command = ["corpus", f"--source={tmp_path}/texts.jsonl", "--max_tokens=10", f"--out={URL}"]
+    command = ["corpus", f"--corpus={tmp_path}/texts.jsonl", "--max_length=10", f"--out={URL}"]
     command.append(f"--tokenizer={tmp_path}/tokenizer")
     write_records(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     with monkeypatch.context() as patch:

@@ -28,7 +28,7 @@ def network_of(config, vocab_size):
 
 
 def test_a_store_takes_as_many_bytes_a_token(tmp_path):
-    folder = write_store(tmp_path, make_texts(60, n_sentences=80), max_tokens=128)
+    folder = write_store(tmp_path, make_texts(60, n_sentences=80), max_length=128)
     files = [path.stat().st_size for path in folder.iterdir() if path.suffix in (".bin", ".txt")]
     assert sum(files) / open_store(folder).n_tokens == pytest.approx(costs.TOKEN_BYTES, rel=0.02)
     assert costs.store_bytes(4.5e9) == 1e9 * costs.TOKEN_BYTES

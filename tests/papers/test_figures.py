@@ -54,7 +54,7 @@ def entropies(folder, texts, max_tokens):
 
 def test_attention_of_several_models(folder, capsys, texts):
     models = "--model=one/retriever --model=two/retriever --model=other"
-    command = f"{models} --texts=texts.txt.xz --passage_length=16"
+    command = f"{models} --texts=texts.txt.xz --max_length=16"
     attention.main([*command.split(), "--out=plots/a.svg", "--json_out=a.json"])
     figures = json.loads((folder / "a.json").read_text())
     assert (figures["texts"], figures["seed"], figures["passage_length"]) == (4, 0, 16)
@@ -73,7 +73,7 @@ def test_attention_of_several_models(folder, capsys, texts):
     assert all(f">{name}<" in svg for name in figures["models"])
     # RoBERTa's tokenizer cuts in another way, so uniform attention has no one height.
     assert "uniform attention" not in svg
-    one = "--model=one/retriever --texts=texts.txt.xz --out=plots/b.svg --passage_length=16"
+    one = "--model=one/retriever --texts=texts.txt.xz --out=plots/b.svg --max_length=16"
     attention.main(one.split())
     assert ">uniform attention<" in (folder / "plots" / "b.svg").read_text()
 
@@ -86,7 +86,7 @@ def test_each_tower_has_its_line(folder, texts):
     for parameter in model.encoder.layer[1].attention.parameters():
         parameter.data.mul_(0.5)
     model.save_pretrained(path)
-    command = "--model=towers --texts=texts.txt.xz --passage_length=16"
+    command = "--model=towers --texts=texts.txt.xz --max_length=16"
     attention.main([*command.split(), "--out=a.png", "--json_out=a.json"])
     models = json.loads((folder / "a.json").read_text())["models"]
     for tower in ("query", "document"):
@@ -96,7 +96,7 @@ def test_each_tower_has_its_line(folder, texts):
 
 
 def test_texts_are_drawn_by_a_seed(folder, texts):
-    command = "--model=other --texts=data --n_texts=2 --passage_length=16"
+    command = "--model=other --texts=data --n_texts=2 --max_length=16"
     found = {}
     for seed in range(2):
         out = ["--out=a.png", "--json_out=a.json", f"--seed={seed}"]
@@ -189,7 +189,7 @@ def test_curves_of_two_runs(folder, capsys):
     assert json.loads((folder / "c.json").read_text())["lines"]["BERT"] == {"15.0": 0.5}
 
 
-ATTENTION = "--out=plot.png --model=other --texts=texts.txt.xz --passage_length=16"
+ATTENTION = "--out=plot.png --model=other --texts=texts.txt.xz --max_length=16"
 NEIGHBORHOOD = "--out=plot.png --stage1=stage1.trec --stage2=stage2.trec"
 SIZES = "--out=plot.png --measure=MRR@10"
 CURVES = "--out=plot.png --key=loss"
@@ -225,7 +225,7 @@ CURVES = "--out=plot.png --key=loss"
         (attention, f"{ATTENTION} --seed=-1", "--seed: expected a whole number from 0, not '-1'"),
         (
             attention,
-            f"{ATTENTION} --passage_length=999",
+            f"{ATTENTION} --max_length=999",
             "passage_length=999: expected 3 to 24 tokens",
         ),
         (attention, f"{ATTENTION} --layers=3", "unrecognized arguments: --layers=3"),

@@ -54,7 +54,7 @@ def test_dry_run_prints_what_is_missing(tmp_path, capsys):
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
     assert commands[0][:2] == ["cocondenser", "corpus"]
     assert f"--out={tmp_path}/w w/stores/wikipedia" in commands[0]
-    assert f"--source={tmp_path}/d/wikipedia" in commands[0]
+    assert f"--corpus={tmp_path}/d/wikipedia" in commands[0]
     get = f"# {tmp_path}/d/dpr: `python -m papers.get_data dpr --downloads=DIR` makes it"
     assert any(line.startswith(get) for line in lines)
     models = "condenser 33.6, cocondenser-marco 7.2, cocondenser-wikipedia 10.1"

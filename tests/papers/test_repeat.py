@@ -85,7 +85,7 @@ def test_the_page_is_for_the_scripts_as_they_are(tmp_path):
         name = Path(script).stem
         assert script == f"tpu_scripts/{name}.sh"
         if name == "corpus":
-            source = dict(rows.flags(words))["--source"]
+            source = dict(rows.flags(words))["--corpus"]
             (cloud.home / source).mkdir(parents=True, exist_ok=True)
             (cloud.home / "data/bert-base-uncased").mkdir(parents=True, exist_ok=True)
         if name == "pretrain":

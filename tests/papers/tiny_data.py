@@ -38,7 +38,7 @@ PRETRAIN = {
 }
 # What is added to the commands of a row, by command and experiment file.
 SMALLER = {
-    "corpus": "--max_tokens=16",
+    "corpus": "--max_length=16",
     "pretrain": " ".join(as_flags(TINY | PRETRAIN)),
     "finetune configs/finetune.py": "--config.train.max_steps=2 --config.data.batch_size=4"
     " --config.log_every=1 --config.data.train_queries=12 --config.model.query_length=8"
@@ -53,7 +53,7 @@ SMALLER = {
     "papers.abs_data": "--dev=3 --test=4",
     "experiments.held_questions": "--questions=6 --passages=40",
     "experiments.learned": "--least=-9",
-    "papers.figures.attention": "--n_texts=8 --passage_length=16",
+    "papers.figures.attention": "--n_texts=8 --max_length=16",
     "papers.figures.neighborhood": "--n=5,10",
 }
 # Scripts with the flags of `finetune`, and with flags of their own.
@@ -218,8 +218,8 @@ def _write_quickstart(data, workdir):
     shutil.copy(qrels / "test.tsv", qrels / "dev.tsv")
     text, tokenizer = quickstart / "data" / "pretrain.jsonl", quickstart / "tokenizer"
     text.write_bytes(lzma.decompress((data / "articles.jsonl.xz").read_bytes()))
-    main(["vocabulary", f"--source={text}", "--size=8192", f"--out={tokenizer}"])
-    main(["corpus", f"--source={text}", f"--tokenizer={tokenizer}", "--max_tokens=16",
+    main(["vocabulary", f"--corpus={text}", "--size=8192", f"--out={tokenizer}"])
+    main(["corpus", f"--corpus={text}", f"--tokenizer={tokenizer}", "--max_length=16",
           f"--out={quickstart / 'store'}"])  # fmt: skip
     for folder in (quickstart, quickstart / "compare" / "no-pretraining"):
         shutil.copytree(data / "bert-base-uncased", folder / "model")

@@ -120,7 +120,7 @@ def test_an_adaptation_that_was_killed_is_as_promised(finished):
         assert [x["step"] for x in logged if kind in x] == [*range(1, N_STEPS + 1)]
     network, params, facts = load_run(workdir / "pretraining")
     assert facts["step"] == N_STEPS
-    assert facts["data"]["source"] == str(finished.corpus)
+    assert facts["data"]["corpus"] == str(finished.corpus)
     # Where all that was assumed or given of the model stands.
     assert facts["config"]["warm_start"] == str(workdir / "published")
     assert facts["config"]["data"]["pairs"] == "sentence"

@@ -60,7 +60,7 @@ def write_store(folder, model):
     orders = itertools.islice(itertools.permutations(words[:9]), 0, 6000, 97)
     texts = [{"text": f"{' '.join(order)}. {' '.join(order[::-1])}."} for order in orders]
     write_records(folder / "texts.jsonl", texts)
-    build_store(str(folder / "texts.jsonl"), str(model), folder / "store", max_tokens=LENGTH)
+    build_store(str(folder / "texts.jsonl"), str(model), folder / "store", max_length=LENGTH)
     return folder / "store"
 
 

@@ -40,7 +40,7 @@ def folder(research_folders, tmp_path):
 def store(folder, tmp_path):
     """A store made with the tokenizer of the BERT."""
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS))
-    build_store(str(tmp_path / "text.txt"), str(folder), tmp_path / "store", max_tokens=16)
+    build_store(str(tmp_path / "text.txt"), str(folder), tmp_path / "store", max_length=16)
     return tmp_path / "store"
 
 

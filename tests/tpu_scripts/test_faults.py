@@ -53,7 +53,7 @@ def test_an_outage_is_not_a_lost_vm(cloud, call):
 def test_an_outage_is_not_waited_for_without_end(cloud, script):
     cloud.run("create")
     cloud.calls()
-    arguments = {"create": [], "corpus": ["wiki", "--source=hf:x"], "pretrain": FIRST}[script]
+    arguments = {"create": [], "corpus": ["wiki", "--corpus=hf:x"], "pretrain": FIRST}[script]
     outage = faults(f"outage {ALWAYS} tpu-vm *", MAX_OUTAGES="2")
     printed = cloud.run(script, *arguments, status=2, settings=outage)
     assert printed.endswith(f"{script}.sh: no answer from gcloud or the VM, 2 times\n")
@@ -129,7 +129,7 @@ def test_a_run_survives_preemptions_at_every_command(cloud):
 )
 def test_a_store_is_not_waited_for_on_a_lost_vm(cloud, fault, says):
     set_up(cloud, "sleep 5")
-    printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2, settings=faults(fault))
+    printed = cloud.run("corpus", "wiki", "--corpus=hf:x", status=2, settings=faults(fault))
     assert printed.endswith(f"corpus.sh: {says}\n")
 
 
@@ -246,7 +246,7 @@ def test_a_failing_bucket_is_named(cloud, script, fault, says):
     save_run(cloud, 9)
     save_run(cloud, 10)
     (cloud.home / "my text").write_text("text")
-    arguments = ["--source=my text"] if script == "corpus" else FIRST[1:]
+    arguments = ["--corpus=my text"] if script == "corpus" else FIRST[1:]
     cloud.calls()
     printed = cloud.run(
         script,
@@ -265,14 +265,14 @@ def test_a_job_is_not_started_twice(cloud):
     (home,) = set_up(cloud, "echo called >>calls; sleep 600")
     calls = home / "cocondenser_jax" / "calls"
     job = ["bash", str(home / "cocondenser_jax/tpu_scripts/on_vm/job.sh"), "start", "corpus-wiki"]
-    work = [*job, "bash", "tpu_scripts/on_vm/corpus.sh", "wiki", "", "--source=a"]
+    work = [*job, "bash", "tpu_scripts/on_vm/corpus.sh", "wiki", "", "--corpus=a"]
     there = cloud.environment | {"HOME": str(home)}
     subprocess.run(work, env=there, check=True)
     wait_for(lambda: calls.exists() and calls.read_text(), "the job does not begin")
     again = subprocess.run(work, env=there, stderr=subprocess.PIPE, text=True)
     assert (again.returncode, again.stderr) == (2, "corpus-wiki is already running\n")
     (cloud.home / "b").write_text("another source")
-    printed = cloud.run("corpus", "wiki", "--source=b", status=2)
+    printed = cloud.run("corpus", "wiki", "--corpus=b", status=2)
     assert printed.endswith("corpus.sh: corpus-wiki is already running: see status.sh\n")
     assert not (home / "cocondenser_jax" / "uploads").exists()
     assert calls.read_text() == "called\n"
@@ -295,7 +295,7 @@ def test_a_vm_that_may_not_write_does_not_train(cloud):
     """Its account may read: all that it computes would be lost."""
     (home,) = set_up(cloud, "touch trained")
     denied = faults(f"denied {ALWAYS} storage cp *writable-*")
-    for script, arguments in {"setup": [], "corpus": ["wiki", "--source=hf:x"]}.items():
+    for script, arguments in {"setup": [], "corpus": ["wiki", "--corpus=hf:x"]}.items():
         printed = cloud.run(script, *arguments, status=2, settings=denied)
         assert MAY_NOT_WRITE in printed
         (home / "cocondenser_jax" / ".venv" / "ready").touch()
@@ -385,7 +385,7 @@ def test_a_disk_that_is_too_small_is_refused_before_it_is_full(cloud):
     (cloud.home / "my text.gz").write_bytes(b"x" * 3_000_000)
     save_stores(cloud, "wiki")
     give_disk(cloud, 0.011)
-    printed = cloud.run("corpus", "wiki", "--source=my text.gz", status=2)
+    printed = cloud.run("corpus", "wiki", "--corpus=my text.gz", status=2)
     assert "wiki's text and store need 1 GB of the disk, 0 are free: see " in printed
     assert not (folder / "uploads").exists()
     give_disk(cloud, 7.4)
@@ -400,12 +400,12 @@ def test_a_disk_that_is_too_small_is_refused_before_it_is_full(cloud):
 
 
 def test_an_upload_goes_when_its_store_is_complete(cloud):
-    (home,) = set_up(cloud, "test $1 != corpus || ls uploads/*/source >seen; test -e whole")
+    (home,) = set_up(cloud, "test $1 != corpus || ls uploads/*/corpus >seen; test -e whole")
     folder = home / "cocondenser_jax"
     (cloud.home / "text").write_text("text")
     (cloud.folder / "buckets" / "b" / "more").mkdir()
     (cloud.folder / "buckets" / "b" / "more" / "text").write_text("more")
-    arguments = ["my wiki", "--source=text", "--source=gs://b/more"]
+    arguments = ["my wiki", "--corpus=text", "--corpus=gs://b/more"]
     cloud.run("corpus", *arguments, status=2)
     assert (folder / "uploads").exists()  # another attempt reads it
     (folder / "whole").touch()

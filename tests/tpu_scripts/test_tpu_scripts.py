@@ -14,7 +14,7 @@ from tests.world import TINY, as_flags, make_texts, read_metrics, write_records,
 ARGUMENTS = {
     "create": [],
     "setup": [],
-    "corpus": ["wiki", "--source=gs://b/text.jsonl", "--tokenizer=bert-base-uncased"],
+    "corpus": ["wiki", "--corpus=gs://b/text.jsonl", "--tokenizer=bert-base-uncased"],
     "pretrain": ["first", "--config=configs/condenser.py", "--config.data.store=stores/wiki"],
     "bench": ["--out=tpu.json", "--parts=peak"],
     "status": [],
@@ -115,7 +115,7 @@ def test_the_whole_pipeline_with_a_preemption(cloud):
     cloud.run("create")
     cloud.environment |= {"DEVICES": "2"}  # eight would wait for each other on two cores
     assert "sees 2 devices" in cloud.run("setup")
-    source = ["--source=my articles.jsonl", "--tokenizer=a tokenizer", "--max_tokens=16"]
+    source = ["--corpus=my articles.jsonl", "--tokenizer=a tokenizer", "--max_length=16"]
     assert "documents" in cloud.run("corpus", "my wiki", *source)
     cloud.run("corpus", "books", *source)
     for name in ("my wiki", "books"):
@@ -148,7 +148,7 @@ def test_the_whole_pipeline_with_a_preemption(cloud):
 
 def test_a_store_is_not_waited_for_on_a_vm_that_was_preempted(cloud):
     set_up(cloud, 'printf PREEMPTED >"$CLOUD/vms/cocondenser/state"; sleep 3')
-    printed = cloud.run("corpus", "wiki", "--source=hf:x", status=2)
+    printed = cloud.run("corpus", "wiki", "--corpus=hf:x", status=2)
     assert printed.endswith("corpus.sh: cocondenser is PREEMPTED\n")
 
 

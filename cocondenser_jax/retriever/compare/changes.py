@@ -82,7 +82,9 @@ def measure(
     ignore_identical_ids: bool = False,
 ) -> Ranking:
     """Measures a run; see `evaluate_run` for all arguments but its name and its file."""
-    measured = evaluate_run(qrels, run, metrics, ignore_identical_ids=ignore_identical_ids)
+    measured = evaluate_run(
+        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
+    )
     first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
     return Ranking(name, source, measured, first)
 

@@ -112,7 +112,7 @@ def describe_best(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) 
     test = swap(rival.tests[metric])
     is_ahead = p < SIGNIFICANCE_LEVEL
     figures = [
-        f"BEST: {best.name if is_ahead else 'no difference'}",
+        f"BEST: {best.name if is_ahead else 'undecided'}",
         metric,
         f"{best.name} {test['mean']:.4f}, {rival.name} {test['other_mean']:.4f}",
         describe_difference(test),

@@ -40,6 +40,7 @@ from cocondenser_jax.retriever.data.folder import (
     read_asked,
     read_split,
 )
+from cocondenser_jax.retriever.data.ranking import cutoffs_of, longest_ranking, warn_of_cutoffs
 from cocondenser_jax.retriever.data.trec import Qrels, read_run, write_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
 from cocondenser_jax.retriever.search.embeddings import read_manifest
@@ -198,12 +199,15 @@ def compare_entries(
     _, qrels = read_split(trial.data, trial.split)
     evaluations = []
     rankings = {}
+    longest = {}
     for entry in entries:
         source = entry.results[-1]
+        run = read_run(source)
+        longest[entry.name] = longest_ranking(run)
         rankings[entry.name] = measure(
             entry.name,
             source,
-            read_run(source),
+            run,
             qrels,
             trial.metrics,
             ignore_identical_ids=trial.ignore_identical_ids,
@@ -217,6 +221,7 @@ def compare_entries(
             vectors=entry.vectors,
         )
         evaluations.append(evaluation)
+    warn_of_cutoffs(longest, cutoffs_of(trial.metrics))
     _warn_of_unjudged(rankings.values(), qrels)
     return Compared(result_rows(evaluations, baselines), trial, rankings)
 

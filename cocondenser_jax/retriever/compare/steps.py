@@ -68,6 +68,6 @@ def remove_results(workdir: Path, results: Sequence[Path]) -> None:
         result.unlink()
 
 
-def write_store(source: str, tokenizer: Path, max_tokens: int, out: Path) -> None:
+def write_store(source: str, tokenizer: Path, max_length: int, out: Path) -> None:
     """Writes the token store of a corpus; see `build_store`."""
-    build_store(source, str(tokenizer), out, max_tokens=max_tokens)
+    build_store(source, str(tokenizer), out, max_length=max_length)

@@ -39,6 +39,7 @@ def evaluate_run(
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
     ignore_identical_ids: bool = False,
+    name: str = "the run",
 ) -> Metrics:
     """Computes metrics of retrieval, averaged over all judged queries.
 
@@ -53,6 +54,7 @@ def evaluate_run(
       metrics: any of trec_eval's, by the names of ir-measures, such as MRR@10 or ndcg@10; the
         results have them as ir-measures spells them.
       ignore_identical_ids: drop results whose id is their query's (see `drop_identical_ids`).
+      name: of the run, for warnings.
 
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
@@ -62,9 +64,8 @@ def evaluate_run(
         run = drop_identical_ids(run)
     else:
         warn_of_identical_ids({query: run.get(query, {}) for query in qrels}, qrels)
-    measures = {metric_name(name): parse_metric(name) for name in metrics}
-    cutoffs = {name: int(measure.params.get("cutoff", 0)) for name, measure in measures.items()}
-    check_results(run, qrels, "judged", cutoffs)
+    measures = {metric_name(typed): parse_metric(typed) for typed in metrics}
+    check_results(run, qrels, "judged", name)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
         query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
@@ -80,15 +81,17 @@ def evaluate_run(
             for query, judgments in qrels.items()
         }
         names: dict[ir_measures.Measure, list[str]] = {}  # RR@10 is MRR@10
-        for name, measure in measures.items():
-            names.setdefault(measure, []).append(name)
+        for metric, measure in measures.items():
+            names.setdefault(measure, []).append(metric)
         for result in _PROVIDER.iter_calc(list(names), grades, by_rank):
-            for name in names[result.measure]:
-                per_query[result.query_id][name] = float(result.value)
+            for metric in names[result.measure]:
+                per_query[result.query_id][metric] = float(result.value)
     mean = mean_over_queries(per_query)
-    if zeros := [name for name, value in mean.items() if value == 0]:
+    if zeros := [metric for metric, value in mean.items() if value == 0]:
         logger.warning(
-            "%s: 0 for each of the %d judged queries; do run and judgments name passages alike?",
+            "%s: %s is 0 for each of the %d judged queries; do run and judgments name passages"
+            " alike?",
+            name,
             ", ".join(zeros),
             len(qrels),
         )
@@ -110,12 +113,10 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
     return {name: fmean(values[name] for values in per_query.values()) for name in names}
 
 
-def check_results(
-    run: Run, queries: Collection[str], having: str, cutoffs: Mapping[str, int]
-) -> None:
-    """Warns of queries without results, and of metrics (name → cutoff) deeper than any ranking.
+def check_results(run: Run, queries: Collection[str], having: str, name: str = "the run") -> None:
+    """Warns of queries without results.
 
-    `having` is "judged" or "answered", for the messages.
+    `having` is "judged" or "answered", and `name` the run's, for the messages.
 
     Raises:
       UserError: if there is no query, or if the run has results for other queries only.
@@ -125,16 +126,39 @@ def check_results(
     without = sum(not run.get(query) for query in queries)
     if without == len(queries) and any(run.values()):
         raise UserError(
-            f"the run has no result for any of the {len(queries)} {having} queries: its ids look "
+            f"{name} has no result for any of the {len(queries)} {having} queries: its ids look "
             f"like {next(iter(run))}, theirs like {next(iter(queries))}; is this the right split?"
         )
     if without:
         logger.warning(
-            "%d of %d %s queries have no result: they count 0", without, len(queries), having
+            "%s: %d of %d %s queries have no result: they count 0",
+            *(name, without, len(queries), having),
         )
-    longest = max(map(len, run.values()), default=0)
-    if cut := [name for name, cutoff in cutoffs.items() if cutoff > longest > 0]:
-        logger.warning("no query has more than %d results: %s stop there", longest, ", ".join(cut))
+
+
+def longest_ranking(run: Run) -> int:
+    """Returns how many results the query with the most has."""
+    return max(map(len, run.values()), default=0)
+
+
+def warn_of_cutoffs(longest: Mapping[str, int], cutoffs: Mapping[str, int]) -> None:
+    """Warns of metrics (name → cutoff) that are deeper than any ranking of a run.
+
+    `longest` is name → `longest_ranking`. Runs of one depth, as of few passages, share a line.
+    """
+    for depth in sorted({*longest.values()} - {0}):
+        if cut := [name for name, cutoff in cutoffs.items() if cutoff > depth]:
+            logger.warning(
+                "%s: no ranking is longer than %d, so %s stop%s there",
+                ", ".join(name for name, each in longest.items() if each == depth),
+                *(depth, ", ".join(cut), "s" if len(cut) == 1 else ""),
+            )
+
+
+def cutoffs_of(metrics: Sequence[str]) -> dict[str, int]:
+    """Returns the cutoff of each metric that has one, such as 10 of MRR@10."""
+    parsed = {name: parse_metric(name).params for name in metrics}
+    return {name: int(params["cutoff"]) for name, params in parsed.items() if "cutoff" in params}
 
 
 def metric_name(typed: str) -> str:

@@ -48,7 +48,7 @@ class Manifest(NamedTuple):
     model: str  # the folder or hub name that was given
     model_sha256: str
     representation: Representation  # of the model's folder and what was given: for queries, too
-    passage_length: int | None  # tokens kept of a passage; None: no limit
+    max_length: int | None  # tokens kept of a passage; None: no limit
     precision: Literal["float32", "bfloat16"]  # of the matrix products
     backend: Literal["torch", "jax"]
     batch_size: int

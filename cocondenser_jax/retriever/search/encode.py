@@ -76,7 +76,7 @@ class Encoding(NamedTuple):
     """How passages become vectors."""
 
     model: ModelFolder
-    passage_length: int | None = None  # tokens kept of a passage; None: as the model folder says
+    max_length: int | None = None  # tokens kept of a passage; None: as the model folder says
     # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
     precision: Precision = "auto"
     dtype: Dtype = "float32"  # on disk
@@ -138,7 +138,7 @@ def encode_corpus(
     with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
         networks = encoding.model.networks.values()
-        require_lengths(networks, {"--passage_length": encoding.passage_length})
+        require_lengths(networks, {"--max_length": encoding.max_length})
         if engine:
             return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
         encoder = load_encoder(encoding)
@@ -192,7 +192,7 @@ def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) ->
 
 def load_encoder(encoding: Encoding) -> Encoder:
     """Loads a retriever as an encoding says."""
-    model = load(encoding.model, passage_length=encoding.passage_length)
+    model = load(encoding.model, passage_length=encoding.max_length)
     require_whole_bytes(encoding.dtype, model.get_embedding_dimension() or 0)
     in_torch = encoding.backend is None
     in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
@@ -216,7 +216,7 @@ def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
         model=encoding.model.name,
         model_sha256=encoder.sha256,
         representation=encoding.model.representation,
-        passage_length=passage_tokens(encoder.model),
+        max_length=passage_tokens(encoder.model),
         precision=encoder.precision,
         backend=_backend_name(encoding),
         batch_size=encoder.batch_size,
@@ -316,7 +316,7 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
     started = {
         "tasks": n,
         "model_sha256": encoding.model.sha256(),
-        "passage_length": encoding.passage_length,
+        "max_length": encoding.max_length,
         "representation": to_json(encoding.model.representation),
         "precision": encoding.precision,
         "backend": _backend_name(encoding),

@@ -335,6 +335,6 @@ def test_the_rival_of_the_best_is_by_other_vectors():
     for p in (0.06, 0.4):
         rows[3] = rows[3]._replace(tests={"m": comparison_of(p, -0.2, 0.6)})
         assert describe_best(rows, best, rows[3]) == (
-            "BEST: no difference | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000)"
+            "BEST: undecided | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000)"
             f" | p {p} | 100 queries show differences of 0.14 and more"
         )

@@ -32,7 +32,7 @@ def runs(tmp_path):
     facts = {
         "config": config,
         "model": {"num_hidden_layers": 6, "hidden_size": 384, "vocab_size": 30522},
-        "data": {"sha256": "5a1e", "source": "a<b.txt", "documents": 9, "spans": 20, "tokens": 999},
+        "data": {"sha256": "5a1e", "corpus": "a<b.txt", "documents": 9, "spans": 20, "tokens": 999},
         "versions": {"jax": "0.10.2"},
     }
     tuned = finetune.get_config().to_dict() | {"sha256": {"model": "ab12"}}
@@ -66,7 +66,7 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     first = facts_of(page, runs[0])
     assert first["config.seed"] == "7"
     assert first["config.data.store"] == "stores/mine"
-    assert first["data.source"] == "a&lt;b.txt"
+    assert first["data.corpus"] == "a&lt;b.txt"
     assert first["model.hidden_size"] == "384"
     assert first["versions.jax"] == "0.10.2"
     tuned = facts_of(page, runs[2])

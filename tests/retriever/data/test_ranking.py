@@ -13,7 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retriever.data.ranking import evaluate_run, metric_name, parse_metric
+from cocondenser_jax.retriever.data.ranking import (
+    cutoffs_of,
+    evaluate_run,
+    longest_ranking,
+    metric_name,
+    parse_metric,
+    warn_of_cutoffs,
+)
 from cocondenser_jax.retriever.data.trec import read_run, write_run
 
 METRICS = (
@@ -173,7 +180,7 @@ def test_a_query_without_result_counts_zero(caplog):
     qrels = {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {"c": 1}, "q4": {"d": 1}}
     metrics = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"])
     assert metrics["mean"] == {"MRR@10": 0.25}
-    assert "3 of 4 judged queries have no result" in caplog.text
+    assert "the run: 3 of 4 judged queries have no result" in caplog.text
     assert evaluate_run(qrels, {}, ["MRR@10"])["mean"] == {"MRR@10": 0.0}
 
 
@@ -181,22 +188,27 @@ def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
     qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}}
     run = {query: {"x": 3.0, **grades} for query, grades in qrels.items()}
     evaluate_run(qrels, run, ["MRR@2", "Success@1"])
-    warning = "0 for each of the 2 judged queries; do run and judgments name passages alike?"
-    assert caplog.messages == [f"Success@1: {warning}"]
+    warning = "is 0 for each of the 2 judged queries; do run and judgments name passages alike?"
+    assert caplog.messages == [f"the run: Success@1 {warning}"]
     caplog.clear()
     evaluate_run(qrels, {query: {"x": 2.0, "y": 1.0} for query in qrels}, ["MRR@2", "Success@1"])
-    assert caplog.messages == [f"MRR@2, Success@1: {warning}"]
+    assert caplog.messages == [f"the run: MRR@2, Success@1 {warning}"]
     caplog.clear()
     evaluate_run(qrels, {**run, "q2": {"d2": 1.0}}, ["Success@1"])
     assert caplog.messages == []
 
 
-def test_a_cutoff_beyond_every_ranking_is_said_so(caplog):
-    qrels, run = {"q": {"a": 1}}, {"q": {"a": 3.0, "b": 2.0}}
-    evaluate_run(qrels, run, ["Recall@2", "MRR"])
+def test_a_cutoff_beyond_every_ranking_is_said_once_for_runs_of_one_depth(caplog):
+    two, one = {"q": {"a": 3.0, "b": 2.0}, "r": {"a": 1.0}}, {"q": {"a": 3.0}}
+    assert (longest_ranking(two), longest_ranking({})) == (2, 0)
+    longest = {"x": 2, "y": longest_ranking(one), "z": 2, "none": 0}
+    warn_of_cutoffs({"x": 2}, cutoffs_of(["Recall@2", "MRR"]))
     assert not caplog.records
-    evaluate_run(qrels, run, ["Recall@2", "Recall@3", "nDCG@10"])
-    assert caplog.messages == ["no query has more than 2 results: Recall@3, nDCG@10 stop there"]
+    warn_of_cutoffs(longest, cutoffs_of(["Recall@2", "Recall@3", "nDCG@10", "MRR"]))
+    assert caplog.messages == [
+        "y: no ranking is longer than 1, so Recall@2, Recall@3, nDCG@10 stop there",
+        "x, z: no ranking is longer than 2, so Recall@3, nDCG@10 stop there",
+    ]
 
 
 def test_what_cannot_be_evaluated():

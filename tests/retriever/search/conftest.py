@@ -12,7 +12,7 @@ from cocondenser_jax.retriever.search.index import build_index
 def embeddings(model_folder, beir, tmp_path_factory):
     out = tmp_path_factory.mktemp("encoded") / "embeddings"
     encode.encode_corpus(
-        Encoding(open_model(model_folder), passage_length=16), beir, out, shard_size=25
+        Encoding(open_model(model_folder), max_length=16), beir, out, shard_size=25
     )
     return out
 

@@ -24,7 +24,7 @@ from tests.mutations import Payload
 def embeddings(model_folder, beir, tmp_path):
     out = tmp_path / "embeddings"
     encode.encode_corpus(
-        Encoding(open_model(model_folder), passage_length=16), beir, out, shard_size=25
+        Encoding(open_model(model_folder), max_length=16), beir, out, shard_size=25
     )
     return out
 

@@ -30,7 +30,7 @@ def names(folder):
 
 def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, tmp_path):
     manifest = encode.encode_corpus(
-        Encoding(open_model(model_folder), batch_size=7, passage_length=16),
+        Encoding(open_model(model_folder), batch_size=7, max_length=16),
         beir,
         tmp_path / "out",
         shard_size=25,
@@ -46,7 +46,7 @@ def test_vectors_are_the_models_in_the_order_of_the_corpus(model_folder, beir, t
         model=str(model_folder),
         model_sha256=open_model(model_folder).sha256(),
         representation=Representation("mean", similarity="cosine"),
-        passage_length=16,
+        max_length=16,
         precision="float32",
         backend="torch",
         batch_size=7,
@@ -394,7 +394,7 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "out")
     for name, value in (
         ("precision", "bfloat16"),
-        ("passage_length", 12),
+        ("max_length", 12),
         ("dtype", "float16"),
     ):
         other = Encoding(open_model(model_folder))._replace(**{name: value})

@@ -18,8 +18,8 @@ from cocondenser_jax.retriever.search.encode import Encoding
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"passage_length": 65}, "^--passage_length=65: expected 3 to 64 tokens"),
-        ({"passage_length": 2}, "^--passage_length=2: expected 3 to 64 tokens"),
+        ({"max_length": 65}, "^--max_length=65: expected 3 to 64 tokens"),
+        ({"max_length": 2}, "^--max_length=2: expected 3 to 64 tokens"),
     ],
 )
 def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(

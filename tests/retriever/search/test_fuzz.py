@@ -32,7 +32,7 @@ def encoded(model_folder, beir, tmp_path_factory):
     """Embeddings, and the index of them."""
     folder = tmp_path_factory.mktemp("encoded")
     encode.encode_corpus(
-        Encoding(open_model(model_folder), passage_length=16),
+        Encoding(open_model(model_folder), max_length=16),
         beir,
         folder / "embeddings",
         shard_size=40,

@@ -80,7 +80,7 @@ def test_workers_of_encode_see_a_gpu_each(
     if named:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
-    encoding = Encoding(open_model(model_folder), passage_length=16, backend=encode_nothing)
+    encoding = Encoding(open_model(model_folder), max_length=16, backend=encode_nothing)
     encode_corpus(encoding, beir, tmp_path / "out", shard_size=2, engine=Engine(tasks=6))
     seen = (tmp_path / "seen").read_text().split()  # a worker loads its model once
     assert sorted(seen) == (named or "0,1").split(",")

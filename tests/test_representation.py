@@ -138,6 +138,14 @@ def test_a_folder_without_modules_has_no_settings(research_folders, tmp_path):
     assert open_model(folder).representation == open_model(research_folders["bert"]).representation
 
 
+def test_a_network_that_the_library_cannot_name_is_refused(research_folders, tmp_path):
+    folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", config | {"architectures": True})
+    with pytest.raises(UserError, match="where architectures is True; expected a list"):
+        open_model(folder)
+
+
 def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "model")
     path = folder / "4_Normalize" / "config.json"

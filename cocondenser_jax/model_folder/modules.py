@@ -50,8 +50,10 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
     """
     limit = _token_limit(read(_TOKENIZER))
     if modules is None:
-        generates = "ForCausalLM" in str(read(NETWORK).get("architectures"))
-        pooling = "lasttoken" if generates else "mean"
+        names = read(NETWORK).get("architectures")
+        if not isinstance(names, list | None):
+            raise ValueError(f"has a {NETWORK} where architectures is {names!r}; expected a list")
+        pooling = "lasttoken" if "ForCausalLM" in str(names) else "mean"
         return Representation(pooling=pooling, similarity="cosine", max_length=limit)
     layers = kinds_and_paths(modules)
     before, dense, after = around_dense([kind for kind, _ in layers[2:]])

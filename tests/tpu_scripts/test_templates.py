@@ -157,10 +157,11 @@ def test_the_commands_for_someone_logged_in_are_ours(cloud, worker, tmp_path, mo
     assert done.returncode == 0, done.stdout
     assert (worker.folder / ".venv" / "ready").exists()
     assert cloud.calls() == []  # no bucket is asked for
-    assert [program for program, *_ in words] == [".venv/bin/cocondenser"] * 2
+    assert [program for program, *_ in words] == [".venv/bin/cocondenser"] * 3
     empty = tmp_path / "empty"
     empty.mkdir()
-    require_ours(words[1][1:], empty, monkeypatch, capfd)
+    for pretrain in words[1:]:
+        require_ours(pretrain[1:], empty, monkeypatch, capfd)
     assert main(words[0][1:]) == 2
     assert "no folder bert-base-uncased" in capfd.readouterr().err  # there is no network here
     extras = re.findall(r"\.\[(\w+)\]", on_gpu)

@@ -311,7 +311,7 @@ def test_a_chain_is_found():
 # Words of a page, about 1.15 times what it has: a reminder to take something out, not a wall.
 MOST_WORDS = 1_500  # of a new one
 MOST_WORDS_OF = {
-    "CHANGELOG.md": 1_350,
+    "CHANGELOG.md": 1_050,
     "CONTRIBUTING.md": 1_550,
     "README.md": 1_000,
     "benchmarks/README.md": 1_900,

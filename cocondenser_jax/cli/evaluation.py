@@ -59,13 +59,14 @@ _COLUMNS = {
 def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.retriever.compare.changes import Judged, measure
-    from cocondenser_jax.retriever.data.folder import read_queries, require_known
+    from cocondenser_jax.retriever.data.folder import read_queries, read_texts, require_known
     from cocondenser_jax.retriever.data.ranking import (
         cutoffs_of,
         longest_ranking,
         require_results,
         warn_of_cutoffs,
     )
+    from cocondenser_jax.retriever.data.same_text import warn_of_copies
     from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
     from cocondenser_jax.retriever.data.trec import read_qrels, read_run
 
@@ -107,7 +108,10 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
             queries = read_queries(data)
             require_known(judgments, queries, "queries", qrels)
             judged = Judged(next(iter(after["mean"]), names[0]), judgments, queries, data)
-            write_changes(report, rankings[compare_with], rankings[run], judged)
+            old, new = rankings[compare_with], rankings[run]
+            firsts = {each.name: each.first for each in (old, new)}
+            warn_of_copies(firsts, judgments, read_texts(data))
+            write_changes(report, old, new, judged)
             print_text(f"report: {report}")
     if json_out:
         write_json(json_out, result)

@@ -333,7 +333,7 @@ def retrieve(
         warn_of_missing,
     )
     from cocondenser_jax.retriever.search.opening import open_index
-    from cocondenser_jax.retriever.search.search import count_passages, retrieve
+    from cocondenser_jax.retriever.search.search import count_passages, retrieve, warn_of_copies_in
 
     require_one(index=index, embeddings=embeddings)
     # A mistake in them need not wait for the index.
@@ -351,4 +351,6 @@ def retrieve(
     metrics = retrieve(
         opened, asked, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
     )
+    if asked.qrels:
+        warn_of_copies_in(opened, run_out, asked.qrels)
     print_metrics(metrics, json_out)

@@ -164,3 +164,19 @@ def test_a_run_without_results_is_compared_with_none(folder, capsys, empty):
     command = ["evaluate", "--qrels=qrels.tsv", "--run=run.trec", "--compare_with=run.trec"]
     assert main([*command, empty]) == 2
     assert "empty.trec has no result for any of the 4 judged queries" in capsys.readouterr().err
+
+
+@pytest.mark.effect("evaluate --data")
+def test_copies_of_relevant_passages_are_counted(folder, capsys, caplog):
+    """By their texts: the metrics stay trec_eval's."""
+    texts = {"d1": "one", "d2": "One ", "d3": "three", "d4": "four"}
+    write_records(folder / "corpus.jsonl", [{"_id": d, "text": t} for d, t in texts.items()])
+    write_records(folder / "queries.jsonl", [{"_id": f"q{i}", "text": "x"} for i in range(1, 5)])
+    command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv --metric=MRR@10"
+    assert main(command.split()) == 0
+    table = capsys.readouterr().out
+    assert "judged itself" not in caplog.text
+    assert main([*command.split(), "--data=."]) == 0
+    assert capsys.readouterr().out.startswith(table)
+    said = "2 of 4 queries of other.trec, 2 of 4 queries of run.trec find, among their first 10 pa"
+    assert caplog.text.count(said) == 1

@@ -12,7 +12,7 @@ from cocondenser_jax.pretrain.checkpoint import checkpoint_writer
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.pretrain.step import initial_state
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.stored import write_passages, write_pool
+from cocondenser_jax.retriever.data.stored import PooledRows, write_passages, write_pool
 from papers import costs, marco, models, qa
 from tests.world import TINY, change_settings, make_texts, step_of, write_store
 
@@ -63,7 +63,7 @@ def test_fine_tuning_stores_all_passages_and_negatives(tmp_path):
     passages = [Passage(f"{1_000_000 + i}", "", "x" * 380) for i in range(n_passages)]
     write_passages(tmp_path / "passages", passages, lambda passage: passage.text)
     rows = np.arange(n_negatives, dtype=np.uint32)
-    write_pool(tmp_path / "pool", ((f"{q}", rows) for q in range(n_queries)))
+    write_pool(tmp_path / "pool", (PooledRows(f"{q}", rows, rows) for q in range(n_queries)))
     expected = costs.stored_bytes(n_passages, 380, n_queries * n_negatives)
     assert size(tmp_path) == pytest.approx(expected, rel=0.02)
 

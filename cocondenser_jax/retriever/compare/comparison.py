@@ -39,8 +39,10 @@ from cocondenser_jax.retriever.compare.trial import STARTED, Trial
 from cocondenser_jax.retriever.data.folder import (
     read_asked,
     read_split,
+    read_texts,
 )
 from cocondenser_jax.retriever.data.ranking import cutoffs_of, longest_ranking, warn_of_cutoffs
+from cocondenser_jax.retriever.data.same_text import warn_of_copies
 from cocondenser_jax.retriever.data.trec import Qrels, read_run, write_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
 from cocondenser_jax.retriever.search.embeddings import read_manifest
@@ -223,6 +225,8 @@ def compare_entries(
         evaluations.append(evaluation)
     warn_of_cutoffs(longest, cutoffs_of(trial.metrics))
     _warn_of_unjudged(rankings.values(), qrels)
+    firsts = {name: ranking.first for name, ranking in rankings.items()}
+    warn_of_copies(firsts, qrels, read_texts(trial.passages))
     return Compared(result_rows(evaluations, baselines), trial, rankings)
 
 

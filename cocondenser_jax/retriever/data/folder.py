@@ -241,6 +241,11 @@ def read_candidates(
     return {query: found[query] for query in qrels}
 
 
+def read_texts(corpus: str | Path) -> Iterator[tuple[str, str]]:
+    """Yields the ids and texts, as `passage_text` joins them, of what `read_corpus` reads."""
+    return ((passage.id, passage_text(passage)) for passage in read_corpus(corpus))
+
+
 def read_named(
     corpus: str | Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
 ) -> dict[str, Passage]:

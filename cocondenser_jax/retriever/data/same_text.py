@@ -1,8 +1,16 @@
 """Passages with the same text under several ids, of which judgments may name one."""
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
 from cocondenser_jax.retriever.data.trec import Qrels
+
+logger = logging.getLogger(__name__)
+
+DEPTH = 10  # passages of a ranking in which copies are counted
+
+# Of judged queries: id → the DEPTH best passages.
+Firsts = Mapping[str, Sequence[str]]
 
 
 def text_key(text: str) -> int:
@@ -14,15 +22,16 @@ def text_key(text: str) -> int:
 
 
 def with_copies(
-    relevant: Qrels, key_of: Mapping[str, int], passages: Iterable[tuple[str, str]]
+    relevant: Qrels, known: Iterable[tuple[str, str]], passages: Iterable[tuple[str, str]]
 ) -> Qrels:
     """Adds to the relevant passages of each query those with the same text.
 
     Args:
       relevant: the relevant passages of each query.
-      key_of: of relevant passages, those that are there: `text_key` of their texts.
+      known: ids and texts of the relevant passages, those that are there.
       passages: ids and texts of all.
     """
+    key_of = {name: text_key(text) for name, text in known}
     ids_of: dict[int, list[str]] = {key: [] for key in key_of.values()}
     for name, text in passages:
         if (ids := ids_of.get(text_key(text))) is not None:
@@ -42,3 +51,45 @@ def with_copies(
 def count_added(relevant: Qrels, expanded: Qrels) -> int:
     """Counts the (query, passage) that `with_copies` added."""
     return sum(map(len, expanded.values())) - sum(map(len, relevant.values()))
+
+
+def count_copies(
+    rankings: Mapping[str, Firsts], qrels: Qrels, passages: Iterable[tuple[str, str]]
+) -> dict[str, int]:
+    """Counts, for each ranking, the queries that find copies of a relevant passage.
+
+    A copy is a passage with its text that is not judged itself.
+
+    Args:
+      rankings: name → the first passages of the judged queries.
+      qrels: the judgments.
+      passages: ids and texts of all; the texts of others are not kept.
+    """
+    named = {name for grades in qrels.values() for name, grade in grades.items() if grade > 0}
+    for first in rankings.values():
+        named.update(*first.values())
+    key_of = {name: text_key(text) for name, text in passages if name in named}
+
+    def has_copy(found: Sequence[str], grades: Mapping[str, int]) -> bool:
+        keys = {key_of.get(name) for name, grade in grades.items() if grade > 0} - {None}
+        return any(key_of.get(name) in keys for name in found if name not in grades)
+
+    return {
+        ranking: sum(has_copy(first.get(query, ()), grades) for query, grades in qrels.items())
+        for ranking, first in rankings.items()
+    }
+
+
+def warn_of_copies(
+    rankings: Mapping[str, Firsts], qrels: Qrels, passages: Iterable[tuple[str, str]]
+) -> None:
+    """Logs in one line what `count_copies` counts, if any; metrics stay as trec_eval's."""
+    counts = count_copies(rankings, qrels, passages)
+    if found := [f"{n} of {len(qrels)} queries of {name}" for name, n in counts.items() if n]:
+        logger.warning(
+            "%s find, among their first %d passages, one with the text of a relevant passage that"
+            " is not judged itself: it counts as not relevant, as in trec_eval, so that the metrics"
+            " are too low (judge copies, or leave them out of the passages)",
+            ", ".join(found),
+            DEPTH,
+        )

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,14 @@ class Names(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
 
+class PooledRows(NamedTuple):
+    """The passages that a query's negatives are drawn from, by their rows."""
+
+    query: str
+    rows_K: np.ndarray  # none: all but the next
+    others_R: np.ndarray  # that are never drawn
+
+
 def write_passages(
     path: Path, passages: Iterable[Passage], to_text: Callable[[Passage], str]
 ) -> None:
@@ -35,13 +43,17 @@ def write_passages(
     _write(path, "passages (place integer primary key, id text, text text)", rows)
 
 
-def write_pool(path: Path, pools: Iterable[tuple[str, np.ndarray]]) -> None:
+def write_pool(path: Path, pools: Iterable[PooledRows]) -> None:
     """Writes the rows of each query's negatives into a file, for `StoredPool`."""
     rows = (
-        (place, query, rows_K.astype("<u4").tobytes())
-        for place, (query, rows_K) in enumerate(pools)
+        (place, query, _to_blob(rows_K), _to_blob(others_R[: 0 if len(rows_K) else None]))
+        for place, (query, rows_K, others_R) in enumerate(pools)
     )
-    _write(path, "pools (place integer primary key, id text, rows blob)", rows)
+    _write(path, "pools (place integer primary key, id text, rows blob, others blob)", rows)
+
+
+def _to_blob(rows_R: np.ndarray) -> bytes:
+    return rows_R.astype("<u4").tobytes()
 
 
 def _write(path: Path, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -52,7 +64,8 @@ def _write(path: Path, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
             database.execute("pragma journal_mode = off")
             database.execute("pragma synchronous = off")
             database.execute(f"create table {table}")
-            database.executemany(f"insert into {name} values (?, ?, ?)", rows)
+            marks = ", ".join("?" * (table.count(",") + 1))
+            database.executemany(f"insert into {name} values ({marks})", rows)
             database.execute(f"create unique index by_id on {name} (id)")
             database.commit()
     except sqlite3.Error as error:
@@ -141,7 +154,7 @@ class _Names:
 class StoredPool(Mapping[str, Names]):
     """Query id → ids of the passages to draw its negatives from, of a file of `write_pool`.
 
-    A query without any has all passages.
+    A query without any has all passages but those that are never drawn.
     """
 
     def __init__(self, path: Path, passages: StoredPassages) -> None:
@@ -155,8 +168,24 @@ class StoredPool(Mapping[str, Names]):
         return (query for (query,) in self._table.rows("select id from pools order by place"))
 
     def __getitem__(self, query: str) -> Names:
-        found = self._table.row("select rows from pools where id = ?", query)
+        found = self._table.row("select rows, others from pools where id = ?", query)
         if found is None:
             raise KeyError(query)
-        rows = np.frombuffer(found[0], "<u4")
-        return self._passages.names(rows if len(rows) else range(len(self._passages)))
+        rows, others = (np.frombuffer(blob, "<u4") for blob in found)
+        return self._passages.names(rows if len(rows) else _AllBut(len(self._passages), others))
+
+
+class _AllBut(Sequence[int]):
+    """The numbers below n without some of them."""
+
+    def __init__(self, n: int, others: np.ndarray) -> None:
+        self._others = np.unique(others).astype(np.int64)
+        self._n = n - len(self._others)
+        # How many numbers that are not left out come before each of the others.
+        self._before = self._others - np.arange(len(self._others))
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, place: Any) -> Any:
+        return place + int(np.searchsorted(self._before, place, side="right"))

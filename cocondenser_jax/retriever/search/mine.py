@@ -15,12 +15,11 @@ from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.retriever.data.folder import (
     best_by_query,
     corpus_file,
-    passage_text,
-    read_corpus,
     read_split,
+    read_texts,
     with_positives,
 )
-from cocondenser_jax.retriever.data.same_text import text_key, with_copies
+from cocondenser_jax.retriever.data.same_text import with_copies
 from cocondenser_jax.retriever.data.trec import Qrels, Results, read_run, write_results
 
 logger = logging.getLogger(__name__)
@@ -107,8 +106,8 @@ def _with_copies(qrels: Qrels, data_folder: Path) -> Qrels:
         )
         return qrels
     names = {passage for grades in qrels.values() for passage in grades}
-    key_of = {p.id: text_key(passage_text(p)) for p in read_corpus(corpus) if p.id in names}
-    return with_copies(qrels, key_of, ((p.id, passage_text(p)) for p in read_corpus(corpus)))
+    known = ((name, text) for name, text in read_texts(corpus) if name in names)
+    return with_copies(qrels, known, read_texts(corpus))
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:

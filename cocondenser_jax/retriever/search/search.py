@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,19 @@ from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import without_surrogates
-from cocondenser_jax.retriever.data.folder import Asked
+from cocondenser_jax.retriever.data.folder import Asked, passage_text
 from cocondenser_jax.retriever.data.identical_ids import watch_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
+from cocondenser_jax.retriever.data.same_text import DEPTH, warn_of_copies
+from cocondenser_jax.retriever.data.trec import (
+    Qrels,
+    Results,
+    Run,
+    first_passages,
+    read_results,
+    require_any,
+    write_results,
+)
 from cocondenser_jax.retriever.search.bm25 import rank_by_bm25
 from cocondenser_jax.retriever.search.embeddings import passage_at
 from cocondenser_jax.retriever.search.finite import require_finite
@@ -73,6 +82,15 @@ def retrieve(
         metrics[f"{step}_seconds"] = value
         metrics[f"{step}_ms_per_query"] = 1000 * value / len(queries)
     return metrics
+
+
+def warn_of_copies_in(index: Index, run: Path, qrels: Qrels) -> None:
+    """Does what `warn_of_copies` does for a run of passages that an index has."""
+    firsts = {query: first_passages(s, DEPTH) for query, s in read_results(run) if query in qrels}
+    names = {*chain(*firsts.values(), *qrels.values())}
+    rows = _rows_of(index.passages["id"], [*names])
+    passages = (passage_at(index.passages, row) for row in rows if row is not None)
+    warn_of_copies({str(run): firsts}, qrels, ((p.id, passage_text(p)) for p in passages))
 
 
 def count_passages(index: Index, names: Collection[str]) -> int:

@@ -18,7 +18,7 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.retriever.data.same_text import text_key, with_copies
+from cocondenser_jax.retriever.data.same_text import with_copies
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.models import uses_bfloat16
 from cocondenser_jax.retriever.train.trainer import DIVERGED
@@ -83,8 +83,8 @@ class DevEvaluator(BaseEvaluator):
             names = list(passages)
         rows = {passage: row for row, passage in enumerate(names)}
         texts = {passage: passages[passage] for passage in names}
-        key_of = {p: text_key(texts[p]) for grades in relevant.values() for p in grades}
-        judged = with_copies(relevant, key_of, texts.items())  # whose copies are not wrong
+        known = ((p, texts[p]) for grades in relevant.values() for p in grades)
+        judged = with_copies(relevant, known, texts.items())  # whose copies are not wrong
         self._queries = [queries[query] for query in relevant]
         self._passages = [*texts.values()]
         self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]

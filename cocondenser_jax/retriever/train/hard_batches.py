@@ -42,11 +42,14 @@ def pair_scores(candidates: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
     return both
 
 
-def false_negatives(queries: Sequence[str], passages: Sequence[str]) -> scipy.sparse.csr_array:
+def false_negatives(
+    queries: Sequence[str], passages: Sequence[str | int]
+) -> scipy.sparse.csr_array:
     """Returns which pairs must not meet: the passage of one is relevant to the query of the other.
 
     A passage is relevant to a query if they are a pair, so two pairs of one query, or of one
-    passage, must not meet either. `queries` and `passages` are ids, one per pair.
+    passage, must not meet either. `queries` are ids and `passages` ids, or keys of their texts, one
+    per pair.
     """
     _, query_N = np.unique(np.asarray(queries), return_inverse=True)
     _, passage_N = np.unique(np.asarray(passages), return_inverse=True)

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from torch.utils.data import BatchSampler
 
 from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.same_text import text_key
 from cocondenser_jax.retriever.search.bm25 import bm25_run
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.train.hard_batches import (
@@ -100,7 +101,7 @@ def hard_batches_by_epoch(
     passage_ids = data.pairs["positive_id"][:]
     queries = [data.queries[query] for query in query_ids]
     passages = [data.passages[passage] for passage in passage_ids]
-    conflicts = false_negatives(query_ids, passage_ids)
+    conflicts = false_negatives(query_ids, [*map(text_key, passages)])  # copies are one passage
     bm25 = functools.cache(lambda: bm25_candidates(queries, passages, settings.batch_depth))
 
     def make(epoch: int) -> np.ndarray:

@@ -28,9 +28,10 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
     with_positives,
 )
-from cocondenser_jax.retriever.data.same_text import count_added, text_key, with_copies
+from cocondenser_jax.retriever.data.same_text import count_added, with_copies
 from cocondenser_jax.retriever.data.stored import (
     Names,
+    PooledRows,
     StoredPassages,
     StoredPool,
     write_passages,
@@ -190,9 +191,9 @@ def read_training(
 ) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
-    A query without results in `negatives_run` draws from all passages; with a cross-encoder's
-    scores, `teacher_run`, negatives are drawn from the passages it has scored. A passage with the
-    text of a relevant one, under another id, is no negative.
+    A query without negatives in `negatives_run` draws from all passages but its relevant ones; with
+    a cross-encoder's scores, `teacher_run`, negatives are drawn from the passages it has scored. A
+    passage with the text of a relevant one, under another id, is no negative.
 
     Args:
       settings: what to read.
@@ -242,8 +243,7 @@ def read_training(
 def _with_copies(relevant: Qrels, passages: StoredPassages) -> Qrels:
     """Adds the passages with the text of a relevant one, which are no negatives of its query."""
     names = dict.fromkeys(chain.from_iterable(relevant.values()))
-    key_of = {name: text_key(passages[name]) for name in names}
-    judged = with_copies(relevant, key_of, passages.texts())
+    judged = with_copies(relevant, ((name, passages[name]) for name in names), passages.texts())
     if n_added := count_added(relevant, judged):
         logger.warning(
             "%d passages with the text of a query's relevant one, under another id, are not its"
@@ -273,14 +273,25 @@ def _store_pool(
 ) -> StoredPool:
     run = Path(settings.negatives_run)
 
-    def rows() -> Iterator[tuple[str, np.ndarray]]:
+    def rows() -> Iterator[PooledRows]:
         unknown: dict[str, None] = {}
+        n_without = 0
         for query, found in candidates_by_query(run, relevant, settings.negatives_depth):
             names = [name for name in found if name != query]  # where queries are passages
             rows_K = passages.rows(names)
             unknown |= {name: None for name, row in zip(names, rows_K, strict=True) if row < 0}
-            yield query, rows_K[rows_K >= 0]
+            n_without += not names
+            others_R = passages.rows([] if names else [*relevant[query], query])
+            yield PooledRows(query, rows_K[rows_K >= 0], others_R[others_R >= 0])
         require_known(unknown, (), "passages", run)
+        if n_without:
+            logger.warning(
+                "%s has no negative for %d of %d queries: theirs are drawn from all passages but"
+                " those judged relevant and their copies",
+                run,
+                n_without,
+                len(relevant),
+            )
 
     made_of = [passages.path.parent.name, checksum, settings.negatives_depth, relevant]
     sha256 = _sha256(made_of)

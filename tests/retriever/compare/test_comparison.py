@@ -74,6 +74,17 @@ def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
 
 
+def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):
+    """All passages have one text; in the second run, others than the judged one come first."""
+    lines = [f"q{query} Q0 p{(query + query % 2) % N} 1 1 t\n" for query in range(N)]
+    (folder / "second.trec").write_text("".join(lines))
+    runs = (folder / f"{name}.trec" for name in ("first", "second"))
+    entries = [Entry(name, False, [run]) for name, run in zip(("one", "other"), runs, strict=True)]
+    compare_entries(folder, Trial(folder / "data", metrics=("MRR@10",)), entries, ["one"])
+    (line,) = [line for line in caplog.messages if "not judged itself" in line]
+    assert line.startswith(f"{N // 2} of {N} queries of other find, among their first 10 passages")
+
+
 @pytest.mark.effect("adapt --language")
 def test_an_adaptation_ranks_by_bm25_in_its_language(
     model_folder, words, tmp_path, monkeypatch, capsys

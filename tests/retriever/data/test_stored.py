@@ -12,6 +12,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.folder import passage_text
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.stored import (
+    PooledRows,
     StoredPassages,
     StoredPool,
     write_passages,
@@ -19,6 +20,7 @@ from cocondenser_jax.retriever.data.stored import (
 )
 
 PASSAGES = [Passage(f"d{7 * i}", "title" if i % 3 else "", f"text é🙂 {i}") for i in range(50)]
+NONE = np.arange(0)
 TEXTS = {passage.id: passage_text(passage) for passage in PASSAGES}
 
 
@@ -48,7 +50,7 @@ def test_names_are_read_by_row(passages):
 
 def test_a_query_draws_from_its_pool_or_from_all_passages(passages, tmp_path):
     rows = {f"q{i}": np.arange(i) for i in range(20)}
-    write_pool(tmp_path / "pool", iter(rows.items()))
+    write_pool(tmp_path / "pool", (PooledRows(q, own, NONE) for q, own in rows.items()))
     pool = StoredPool(tmp_path / "pool", passages)
     assert list(pool) == list(rows)
     assert list(pool["q3"]) == ["d0", "d7", "d14"]
@@ -58,6 +60,20 @@ def test_a_query_draws_from_its_pool_or_from_all_passages(passages, tmp_path):
         pool["q20"]
 
 
+@pytest.mark.parametrize("left_out", [[], [0], [49], [3, 4, 4, 0], [48, 2, 49], [*range(49)]])
+def test_a_query_without_a_pool_draws_from_all_but_some(passages, tmp_path, left_out):
+    pools = [
+        PooledRows("q", np.arange(0), np.array(left_out, int)),
+        PooledRows("r", *[np.arange(2)] * 2),
+    ]
+    write_pool(tmp_path / "pool", iter(pools))
+    pool = StoredPool(tmp_path / "pool", passages)
+    expected = [name for row, name in enumerate(TEXTS) if row not in left_out]
+    assert [*pool["q"]] == expected
+    assert len(pool["q"]) == len(expected)
+    assert [*pool["r"]] == ["d0", "d7"]
+
+
 def read_all(passages, pool):
     """What a worker reads of them."""
     return dict(passages), {query: list(pool[query]) for query in pool}
@@ -65,7 +81,10 @@ def read_all(passages, pool):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_another_process_opens_the_files_for_itself(passages, tmp_path, method):
-    write_pool(tmp_path / "pool", iter({"q": np.array([2]), "r": np.arange(9)}.items()))
+    write_pool(
+        tmp_path / "pool",
+        iter([PooledRows("q", np.array([2]), NONE), PooledRows("r", np.arange(9), NONE)]),
+    )
     pool = StoredPool(tmp_path / "pool", passages)
     here = read_all(passages, pool)
     assert here == (TEXTS, {"q": ["d14"], "r": [f"d{7 * i}" for i in range(9)]})

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from itertools import chain
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -19,8 +20,10 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data import trec
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search import bm25, encode, exact, models, opening, search
 from cocondenser_jax.retriever.search import index as index_module
+from cocondenser_jax.retriever.search.embeddings import passage_table
 from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.fuse import fuse_runs
 from cocondenser_jax.retriever.search.index import build_index
@@ -408,3 +411,15 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     write_checksums(hybrid_folder / "bm25")
     with pytest.raises(UserError, match=f"bm25 does not name its language: {advice}"):
         open_hybrid()
+
+
+def test_copies_of_relevant_passages_are_counted_in_a_run(tmp_path, caplog):
+    passages = [Passage("a", "T", "one"), Passage("b", "", "t One"), Passage("c", "", "two")]
+    index = SimpleNamespace(passages=passage_table(passages))
+    run = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"c": 1.0}, "other": {"b": 1.0}}
+    trec.write_run(tmp_path / "run", run)
+    search.warn_of_copies_in(index, tmp_path / "run", {"q1": {"a": 1}, "q2": {"a": 1, "gone": 1}})
+    assert f"1 of 2 queries of {tmp_path / 'run'} find, among their first 10" in caplog.text
+    caplog.clear()
+    search.warn_of_copies_in(index, tmp_path / "run", {"q1": {"a": 1, "b": 0}})
+    assert not caplog.messages

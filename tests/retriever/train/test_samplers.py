@@ -41,6 +41,17 @@ def texts(data):
     return [data.queries[query] for query in IDS[0]], [data.passages[p] for p in IDS[1]]
 
 
+def test_copies_of_a_passage_are_kept_apart(data, tmp_path):
+    """Passages d1, d3, ... have the text of the one before, under another id."""
+    passages = {p: data.passages[f"d{int(p[1:]) // 2 * 2}"] for p in IDS[1]}
+    doubled = data._replace(passages=passages)
+    batches_of = samplers.hard_batches_by_epoch(
+        SETTINGS._replace(batch_scores="bm25"), doubled, None, tmp_path
+    )
+    for batch in batches_of(0):
+        assert len({passages[data.pairs[int(pair)]["positive_id"]] for pair in batch}) == 4
+
+
 def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
     model = models.load_retriever(model_folder, 8, 16).train()
     found = samplers.encoder_candidates(model, *texts, depth=5).toarray()

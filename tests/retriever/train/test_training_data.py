@@ -155,6 +155,32 @@ def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(beir, tmp_path
     assert pairs == {("q1", "d1"), ("q2", "d2")}
 
 
+def test_a_query_without_negatives_draws_none_that_is_relevant(beir, tmp_path, caplog):
+    """One that the run lacks, and one whose results are all relevant: from all other passages."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    first = next(p for p in read_corpus(beir) if p.id == "d1")
+    names = [p.id for p in read_corpus(beir)]
+    with (folder / "corpus.jsonl").open("a") as file:
+        copy = {"_id": "copy", "title": first.title, "text": first.text}
+        file.write(json.dumps(copy) + "\n")
+    qrels = {"q1": {"d1": 1, "d2": 1}, "q2": {"d2": 1}, "q3": {"d3": 1}, "d4": {"d5": 1}}
+    write_qrels(folder / "qrels" / "train.tsv", qrels)
+    write_records(folder / "queries.jsonl", [{"_id": q, "text": "x"} for q in qrels])
+    write_run(tmp_path / "run.trec", {"q2": {"d2": 1.0}, "q3": {"d8": 1.0}})
+    settings = DataSettings(folder, "train", 0, str(tmp_path / "run.trec"), 1, 3, 0)
+    data = read_training(settings, tmp_path / "stored")
+    found = {query: [*pool] for query, pool in data.candidates.items()}
+    assert found == {
+        "q1": [name for name in names if name not in ("d1", "d2")],
+        "q2": [name for name in [*names, "copy"] if name != "d2"],
+        "q3": ["d8"],
+        "d4": [name for name in [*names, "copy"] if name not in ("d4", "d5")],
+    }
+    assert "has no negative for 3 of 4 queries: theirs are drawn from all passages but" in (
+        caplog.text
+    )
+
+
 def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
     folder = shutil.copytree(beir, tmp_path / "data")
     titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]

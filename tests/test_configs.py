@@ -67,6 +67,28 @@ def test_every_setting_has_an_allowed_value(experiment):
     check(load(experiment), complete=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "refused"),
+    [
+        ("cross_encoder", "data.negatives_run", ""),
+        ("cross_encoder", "data.negatives_per_query", 0),  # its loss of a positive alone is 0
+        ("finetune", "data.batch_size", 1),  # without another one, a positive has no negative
+        ("default", "model.n_head_layers", 0),
+    ],
+)
+def test_bounds_that_a_task_narrows_hold(name, setting, refused):
+    config = load(name)
+    given = {"data.folder": "f", "model.folder": "m", "data.store": "s"}
+    given = {each: value for each, value in given.items() if each in flatten(config)}
+    if name == "cross_encoder":
+        given["data.negatives_run"] = "run.trec"
+    config.update_from_flattened_dict(given)
+    check(config)
+    config.update_from_flattened_dict({setting: refused})
+    with pytest.raises(UserError, match=rf"^config\.{setting} "):
+        check(config)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if len(ARGUMENTS.get(name, ())) > 1])
 def test_variants_differ_and_the_head_names_them(name):
     configs = [str(load(f"{name}:{argument}")) for argument in ARGUMENTS[name]]

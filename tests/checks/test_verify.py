@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
+from checks import verify
 from checks.reference import full_labels
 from checks.verify import main, verify_checkpoint
 from cocondenser_jax import cli
@@ -89,6 +90,19 @@ def test_all_implementations_agree_on_a_real_batch(run, folder):
     assert out.loss.item() == pytest.approx(rows["late mlm loss"].direct, rel=1e-5)
     norm = float(out.hidden_states[-1][:, 0].norm())
     assert norm == pytest.approx(rows["vectors"].direct, rel=1e-5)
+
+
+def test_two_passes_are_compared_with_one(run, monkeypatch):
+    """Not a program with itself: one side is in two chunks, the other whole."""
+    chunk_sizes = []
+
+    def spy(model_config, settings, *rest):
+        chunk_sizes.append(settings.chunk_size)
+        return batch_gradient(model_config, settings, *rest)
+
+    monkeypatch.setattr(verify, "batch_gradient", spy)
+    verify_checkpoint(run, n_documents=6)
+    assert chunk_sizes == [6, 0]
 
 
 def test_a_model_without_a_head_is_compared_too(run, tmp_path):

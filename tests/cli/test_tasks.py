@@ -5,6 +5,7 @@ import lzma
 import re
 import resource
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -210,6 +211,21 @@ def test_a_corpus_on_slurm(tmp_path, command, slurm, capsys):
     ]
     assert main([*command, f"--out={tmp_path}/one"]) == 0
     assert contents(open_store(tmp_path / "out")) == contents(open_store(tmp_path / "one"))
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 130), ("TERM", 143)])
+def test_what_ends_the_command_cancels_its_jobs(tmp_path, command, slurm, name, status):
+    """The array is in the queue, and would go on without it."""
+    (slurm / "sbatch").write_text("#!/bin/bash\necho Submitted batch job 7\n")
+    (slurm / "squeue").write_text(f"#!/bin/bash\nkill -{name} $PPID\nsleep 1; echo 7\n")
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
+    flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]
+    program = [sys.executable, "-m", "cocondenser_jax.cli", *command, f"--out={tmp_path}/out"]
+    ended = subprocess.run([*program, *flags], capture_output=True, text=True, check=False)
+    assert ended.returncode == status, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert (slurm / "canceled").read_text() == "7\n"
 
 
 def test_a_cluster_that_is_not_there(tmp_path, command, monkeypatch, capsys):

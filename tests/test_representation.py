@@ -29,6 +29,7 @@ from cocondenser_jax.representation import (
     Representation,
     from_json,
     is_falling,
+    join_title,
     passage_prompt,
     query_prompt,
     title_separator,
@@ -81,7 +82,7 @@ def test_a_folder_of_the_library_is_described(saved, monkeypatch, is_there):
     assert found._replace(prompts=EVERYTHING.prompts) == EVERYTHING
 
 
-def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
+def test_the_files_that_are_written_make_the_same_model(saved, tmp_path, monkeypatch):
     folder = shutil.copytree(saved, tmp_path / "model")
     before = SentenceTransformer(str(saved))
     for path in folder.rglob("*.json"):
@@ -94,7 +95,9 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path):
     )  # what that says of the length is overruled
     for name, content in files.items():
         write_json(folder / name, content)
-    assert open_model(folder).representation == described
+    for is_there in (True, False):
+        monkeypatch.setattr(model_module, "has_pytorch", lambda is_there=is_there: is_there)
+        assert open_model(folder).representation == described
     model = SentenceTransformer(str(folder))
     assert model.max_seq_length == 20
     assert (model.similarity_fn_name, model.truncate_dim) == ("cosine", 8)
@@ -397,3 +400,19 @@ def test_another_form_needs_pytorch_once(saved, tmp_path, name, content, said, m
 def test_no_more_tokens_are_written_than_the_network_reads(length, written):
     files = to_files(Representation(max_length=length), 32, longest=64, model_args={})
     assert files["sentence_bert_config.json"]["max_seq_length"] == written
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "expected"),
+    [
+        ("", "Birds fly.", "Birds fly."),
+        ("Birds", "", "Birds|"),
+        ("Birds of prey", "Birds of prey\nhunt.", "Birds of prey\nhunt."),
+        ("Birds of prey", " Birds  of prey \nhunt.", " Birds  of prey \nhunt."),
+        ("Birds", "Birds of prey\nhunt.", "Birds|Birds of prey\nhunt."),
+        ("Birds", "Birds fly.", "Birds|Birds fly."),
+        ("Birds", "birds\nfly.", "Birds|birds\nfly."),
+    ],
+)
+def test_a_title_that_is_the_first_line_is_not_read_twice(title, text, expected):
+    assert join_title(title, text, "|") == expected

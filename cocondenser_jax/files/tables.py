@@ -65,7 +65,7 @@ _MAX_NAME = 40  # characters; what is longer is no name of a column
 # First lines of .txt files that are no texts: how a message names them.
 _NO_PROSE = {
     "a tag of TREC's topics or documents": re.compile(r"\s*</?(top|num|title|doc|docno)\b", re.I),
-    "a result of a run": re.compile(r"\S+\s+Q0\s+\S+\s+\d+\s+\S+\s+\S+$|\S+\t\S+\t\d+$"),
+    "a result of a run": re.compile(r"\S+\s+Q0\s+\S+\s+\d+\s+\S+\s+\S+$"),
     "a judgment": re.compile(r"\S+\s+(0|Q0)\s+\S+\s+-?\d+$"),
 }
 _ROWS_COMPARED = 100  # to see whether titles are longer than texts

@@ -82,6 +82,18 @@ def test_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
 
+@pytest.mark.parametrize(
+    "name",
+    "A U.S U.S.A Mrs Dr Drs Prof Rev Gen Capt St Jr vs cf al No nos pp Vol vols Eds Figs Eq Refs"
+    " approx est e.g i.e Inc Corp Bros Jan Sept Dec".split(),
+)
+def test_a_full_stop_after_an_abbreviation_ends_no_sentence(name):
+    assert split_sentences(f"It was {name}. Next") == [f"It was {name}. Next"]
+    assert split_sentences(f"{name}. Next ({name}. Next") == [f"{name}. Next ({name}. Next"]
+    if "." not in name:
+        assert split_sentences(f"It was x{name}. Next") == [f"It was x{name}.", "Next"]
+
+
 def test_every_mark_that_ends_sentences_in_unicode_ends_one():
     marks = regex.findall(r"\p{Sentence_Terminal}", "".join(map(chr, range(0x110000))))
     assert len(marks) > 150

@@ -44,6 +44,10 @@ def test_parameters_travel_in_half_the_bytes(tmp_path):
     assert found["w"].dtype == np.float32
     assert found["w"].tolist() == tensors["w"].astype(np.float16).tolist()
     assert found["ids"].tolist() == [0, 1, 2]
+    # What lies there already is not replaced: a part may be run twice on one machine.
+    (tmp_path / "next" / "of-other.json").write_text("newer")
+    unpack(tmp_path / "state.tar", tmp_path / "next")
+    assert (tmp_path / "next" / "of-other.json").read_text() == "newer"
     # Once nothing needs the model, it stays behind.
     (work / "run").touch()
     pack(wanted, Folders(work, tmp_path), tmp_path / "later.tar")

@@ -45,6 +45,7 @@ def test_counts_the_products_that_are_computed(
         num_hidden_layers=3,
         num_attention_heads=2,
         intermediate_size=20,
+        local_attention=4,  # of ModernBERT: half of the span, as blocks compute it
         max_position_embeddings=LENGTH,
         pad_token_id=1,
         hidden_dropout_prob=0.0,

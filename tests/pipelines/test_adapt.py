@@ -395,6 +395,12 @@ def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
             adapt(tmp_path / name, corpus, str(start), None, flags)
     # Of one sentence each; as long as the model reads.
     assert seen == [(0.0, "crops", 64), (5.0, "crops", 64)]
+    known = open_model(start)
+    known = known._replace(representation=known.representation._replace(scale=100.0))
+    monkeypatch.setattr(adapting, "open_model", lambda *_: known)
+    with pytest.raises(UserError, match="seen"):
+        adapt(tmp_path / "known", corpus, str(start))
+    assert seen[2:] == [(100.0, "crops", 64)]
 
 
 def test_a_cpu_takes_what_was_measured():

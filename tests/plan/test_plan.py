@@ -182,7 +182,8 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
     monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
     model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
     settings = step_of(config, 6)
-    planned = plan_step(model, settings, BatchSpec(seed=0, batch_size=16, length=16), "v3-8")
+    spec = BatchSpec(seed=0, batch_size=16, length=16)
+    planned = plan_step(model, settings, spec, "v3-8")
 
     n_params = sum(x.size for x in jax.tree.leaves(state_shapes(model, settings).params))
     params, optimizer = 4 * n_params / GIB, planned["memory, optimizer (GiB)"]
@@ -205,6 +206,14 @@ def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
         module.WHOLE_RUN: planned["roofline, step (ms)"] / 1e3 * 6 / 3600,
     }
     assert {name: planned[name] for name in expected} == pytest.approx(expected)
+
+    def n_passes(objective, chunk_size, kept_chunks):
+        changes = {"chunk_size": chunk_size, "kept_chunks": kept_chunks}
+        loss = settings.loss._replace(objective=objective, **changes)
+        return plan_step(model, settings._replace(loss=loss), spec, "v3-8")["passes"]
+
+    assert [n_passes("cocondenser", *of) for of in ((0, 0), (2, 0), (2, 1), (2, 2))] == [1, 2, 2, 1]
+    assert n_passes("condenser", 2, 0) == 1
 
 
 def test_a_step_takes_what_its_slowest_parts_take():
@@ -233,5 +242,10 @@ def test_the_work_of_a_step_grows_with_its_chunks():
     # Two bytes a number read forwards and backwards, thrice with the cache; a sum read and written.
     assert direct.traffic == n * (2 * 2 + 8 + 28)
     assert cached.traffic == n * (4 * (3 * 2 + 8) + 28)
+    for n_kept in (1, 3, 4, 9):  # of four chunks; those that are kept are read as one
+        kept = step_work(model, settings._replace(kept_chunks=n_kept), SPEC, 32, n)
+        n_twice = max(4 - n_kept, 0)
+        assert kept.computed_flops == direct.model_flops + encode_flops(model, 128) * n_twice // 4
+        assert kept.traffic == n * (n_twice * (3 * 2 + 8) + (2 * 2 + 8) + 28)
     alone = step_work(model, settings._replace(objective="condenser"), SPEC, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))

@@ -221,12 +221,14 @@ def queued_resources_create(arguments, name):
 
 
 def queued_resources_describe(arguments, name):
-    """Prints the state; the first look at a request grants it."""
+    """Prints the state; the first look at a request grants it, or fails one that is begun."""
     state, request = existing_request(arguments, name)
     print({"value(state.state)": state}[arguments.format])
     if state == "WAITING_FOR_RESOURCES":
         create(arguments, name, (CLOUD / "sizes").read_text(), "READY")
         request.write_text(f"ACTIVE {arguments.zone}")
+    if state == "PROVISIONING":
+        request.write_text(f"FAILED {arguments.zone}")
 
 
 def queued_resources_delete(arguments, name):

@@ -250,8 +250,12 @@ def test_the_settings_are_a_table_of_eight_machines():
     table = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     rows = [line.split() for line in table.stdout.splitlines() if line.strip()]
     assert len(rows) == 8
-    for name, _, runtime, machine, devices, hosts, *zones in rows:
+    for name, size, runtime, machine, devices, hosts, *zones in rows:
         assert runtime.startswith(("tpu-ubuntu2204-base", "v2-alpha-tpu"))
         assert machine == "-" or int(machine.rstrip("t").rpartition("-")[2]) * int(hosts) >= 4
-        assert int(devices) in (4, 8, 16, 32), name
+        # A size counts cores of v2 to v5p, of which v4 and v5p have two in a device; else chips.
+        cores = 2 if name.startswith(("v4", "v5p")) else 1
+        assert int(devices) == int(size.rpartition("-")[2]) / cores, name
+        if machine != "-":  # ct5p-hightpu-4t has four chips
+            assert int(devices) == int(machine.rstrip("t").rpartition("-")[2]) * int(hosts)
         assert all(zone.count("-") == 2 for zone in zones)

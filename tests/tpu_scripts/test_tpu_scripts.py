@@ -94,6 +94,14 @@ def test_a_vm_that_is_preempted_before_it_is_ready_is_not_waited_for(cloud):
     assert printed.endswith("create.sh: cocondenser is PREEMPTED\n")
 
 
+@pytest.mark.timeout(120)
+def test_a_request_that_fails_is_not_waited_for(cloud):
+    (cloud.folder / "requests").mkdir()
+    (cloud.folder / "requests" / "cocondenser").write_text("PROVISIONING europe-west4-a")
+    printed = cloud.run("create", status=1, settings={"PROVISIONING": "queued"})
+    assert printed.endswith("create.sh: cocondenser is FAILED\n")
+
+
 def write_text(folder):
     """Writes `my articles.jsonl` and `a tokenizer`: users have names with spaces."""
     texts = make_texts(40, n_sentences=5)

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +73,13 @@ def test_a_query_without_a_pool_draws_from_all_but_some(passages, tmp_path, left
     assert [*pool["q"]] == expected
     assert len(pool["q"]) == len(expected)
     assert [*pool["r"]] == ["d0", "d7"]
+
+
+def test_rows_of_large_collections_are_those_that_were_written(tmp_path):
+    rows = [0, 2**16 - 1, 2**16, 8_841_822, 2**32 - 1]
+    write_pool(tmp_path / "pool", [PooledRows("q", np.array(rows, np.int64), np.arange(0))])
+    by_row = SimpleNamespace(names=lambda rows: [f"d{row}" for row in rows])
+    assert StoredPool(tmp_path / "pool", by_row)["q"] == [f"d{row}" for row in rows]
 
 
 def read_all(passages, pool):

@@ -15,7 +15,12 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import Given
+from cocondenser_jax.representation import (
+    PASSAGE_PROMPTS,
+    Given,
+    passage_prompt,
+    query_prompt,
+)
 from cocondenser_jax.retriever.search import models
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
@@ -73,6 +78,15 @@ def test_what_is_given_is_what_the_library_is_told(as_published, tmp_path, two_t
     np.testing.assert_allclose(scores_QxP, expected, rtol=1e-5, atol=1e-5)
     without = models.load_retriever(folder, given=Given(query_prompt=""))
     np.testing.assert_array_equal(without.encode_query(TEXTS), without.encode_document(TEXTS))
+
+
+@pytest.mark.parametrize("name", PASSAGE_PROMPTS)
+def test_a_prompt_that_is_taken_away_is_found_under_no_other_name(as_published, name):
+    folder = as_published({"prompts": {"query": "hgf: ", name: "abc ", "other": "cab "}})
+    assert passage_prompt(models.load_retriever(folder).prompts) == "abc "
+    model = models.load_retriever(folder, given=Given(passage_prompt=""))
+    assert (query_prompt(model.prompts), passage_prompt(model.prompts)) == ("hgf: ", "")
+    assert model.prompts["other"] == "cab "
 
 
 def test_more_dimensions_than_a_vector_has_are_refused(as_published):

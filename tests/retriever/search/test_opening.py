@@ -2,12 +2,15 @@
 
 import shutil
 
+import numpy as np
 import pyarrow.ipc
 import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search import opening, search
+from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.index import build_index
 
 
@@ -31,6 +34,24 @@ def test_another_model_is_refused(make_model, embeddings, index):
         for model in (make_model(seed=1), make_model(hidden_size=16)):
             with pytest.raises(UserError, match="was built with another model"):
                 opening.open_index(folder, open_model(model))
+
+
+def test_the_queries_of_a_database_are_read_as_its_passages_were(
+    model_folder, make_model, beir, embeddings, tmp_path
+):
+    given = Given(pooling="cls", similarity="dot", query_prompt="abc ", dimensions=8)
+    encode_corpus(Encoding(open_model(model_folder, given)), beir, tmp_path / "other")
+    published = open_model(model_folder, None)
+    names = set()
+    for folder in (embeddings, tmp_path / "other"):
+        model, name = opening.open_query_model(folder, published)
+        names.add(name)
+        expected = opening.open_index(folder, published).model.encode_query("abcde")
+        np.testing.assert_array_equal(model.encode_query("abcde"), expected)
+    assert expected.shape == (8,)
+    assert len(names) == 2
+    with pytest.raises(UserError, match="was built with another model"):
+        opening.open_query_model(embeddings, open_model(make_model(seed=1), None))
 
 
 def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):

@@ -27,7 +27,9 @@ BIN := .venv/bin
 quickstart: .venv/installed
 	$(BIN)/cocondenser quickstart --workdir=runs/quickstart
 
-test: lint types unit
+# Alone, the check of types would leave a core idle.
+test: lint
+	$(MAKE) --jobs=2 types unit
 
 lint: .venv/tools
 	$(BIN)/ruff check .
@@ -49,7 +51,7 @@ optimized: .venv/tools
 	  tests/pretrain/test_survival.py
 
 wheel: .venv/tools
-	WHEEL=fresh $(BIN)/python -m pytest -p no:randomly tests/test_wheel.py
+	WHEEL=fresh $(BIN)/python -m pytest -p no:randomly tests/test_wheel.py tests/benchmarks/test_accelerator.py
 
 oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest -p no:randomly tests/model tests/corpus tests/retriever/search \
@@ -126,7 +128,7 @@ soak: .venv/tools
 reproduce: .venv/tools
 	REPRODUCE=all $(BIN)/python -m pytest -p no:randomly tests/papers/test_reproduce.py \
 	  tests/papers/test_repeat.py tests/experiments/test_reproduce.py \
-	  tests/experiments/test_parts.py
+	  tests/experiments/test_design.py tests/experiments/test_parts.py
 
 fuzz: .venv/tools
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),2000) $(BIN)/python -m pytest --numprocesses 2 --timeout=0 \

@@ -32,7 +32,7 @@ TESTS = {
     "corpus/store.py": ["tests/corpus/test_store.py"],
     "retriever/train/hard_batches.py": [
         "tests/retriever/train/test_hard_batches.py",
-        "tests/retriever/train/test_fuzz.py",
+        "tests/test_fuzz.py",
     ],
     "pretrain/checkpoint.py": ["tests/pretrain/test_checkpoint.py", "tests/pretrain/test_probe.py"],
     "pretrain/loop.py": ["tests/pretrain/test_loop.py", "tests/pretrain/test_hosts.py"],

@@ -115,11 +115,6 @@ TOKENS = {
             lacks=("tokenizer.json",),
         )
     ),
-    "no tokenizer": Case(
-        MINILM._replace(lacks=("tokenizer.json", "tokenizer_config.json", "vocab.txt")),
-        refused("tokenizer"),
-    ),
-    "more tokens than rows": Case(MINILM._replace(padded_by=-5), refused("word embeddings")),
 }
 LAYOUTS = {
     "saved by release 6": Case(MINILM._replace(saved_as="the same")),
@@ -206,14 +201,6 @@ CONTRADICTIONS = {
     "more layers than weights": Case(
         _RAW._replace(changes={"config.json": {"num_hidden_layers": 3}}),
         refused("parameters"),
-    ),
-    "more rows than weights": Case(
-        _RAW._replace(changes={"config.json": {"vocab_size": 500}}), refused("word_embeddings")
-    ),
-    # transformers 5 reads such a network as one with a table of positions.
-    "relative positions": Case(
-        MINILM._replace(changes={"config.json": {"position_embedding_type": "relative_key"}}),
-        refused("position_embedding_type"),
     ),
 }
 VARIATIONS = SIMILARITY | SIZES | PROMPTS | TOKENS | LAYOUTS | MODULES | CONTRADICTIONS

@@ -22,6 +22,8 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.representation import AS_IN_PAPERS
 from tests.world import write_records
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 WORDS = "The CLS vector has to carry meaning of whole passage Early layers know words text".split()
 SIZES = (
     "model.hidden_size=32 model.num_hidden_layers=3 model.num_attention_heads=4 model.skip_from=1"
@@ -50,21 +52,24 @@ def pretrain(store):
     return [*command, *(f"--config.{setting}" for setting in SIZES)]
 
 
+# BERT's run is verified in tests/checks/test_verify.py, RoBERTa's beside PyTorch in
+# tests/pretrain/test_loop.py.
+@pytest.mark.parametrize("model_type", ["xlm-roberta", "modernbert", "mpnet"], indirect=True)
 def test_a_family_from_text_to_what_pytorch_computes(model_type, pretrain, tmp_path):
     scratch = tmp_path / "scratch"
     assert main([*pretrain, f"--workdir={scratch}", f"--config.model.model_type={model_type}"]) == 0
     assert load_run(scratch)[0].model_type == model_type
     assert verify([f"--run_dir={scratch}", "--documents=2"]) == 0
+    if model_type == "modernbert":
+        assert_model_goes_on(scratch, pretrain, tmp_path)
 
 
-@pytest.mark.parametrize("model_type", ["modernbert"], indirect=True)
-def test_from_text_to_a_model_and_on_from_it(model_type, pretrain, tmp_path):
-    scratch, model, again = (tmp_path / x for x in ("scratch", "model", "again"))
-    assert main([*pretrain, f"--workdir={scratch}", f"--config.model.model_type={model_type}"]) == 0
+def assert_model_goes_on(scratch, pretrain, tmp_path):
+    """Converts a run, and goes on from the model with a rate of 0: all weights stay."""
+    model, again = tmp_path / "model", tmp_path / "again"
     assert main(["convert", f"--run_dir={scratch}", f"--out={model}"]) == 0
-    pretrain += [f"--config.warm_start={model}", "--config.optimizer.learning_rate=0"]
+    pretrain = [*pretrain, f"--config.warm_start={model}", "--config.optimizer.learning_rate=0"]
     assert main([*pretrain, f"--workdir={again}"]) == 0
-
     config, params, _ = load_run(scratch)
     for found, others in (load_folder(str(model)), load_run(again)[:2]):
         assert found == config

@@ -173,11 +173,6 @@ def test_the_commands_on_the_pages_have_these_flags():
     assert {(page, *flags) for page, words in commands if (flags := unknown_flags(words))} == set()
 
 
-def test_a_flag_that_a_command_lacks_is_found():
-    (words,) = commands_of("```\ncocondenser search --index=a \\\n  --data=b # and so on\n```\n")
-    assert unknown_flags(words) == {"--data"}
-
-
 # ---- words ----
 
 # American words in -ise come from these roots.
@@ -258,27 +253,6 @@ def test_names_and_comments_are_american():
     assert found == set()
 
 
-def test_a_name_is_read_word_by_word():
-    code = "randomisation_p = COLOURS[centre_D]  # BehaviourTree"
-    words = [word[0] for word in BRITISH.finditer(words_of_code(code))]
-    assert words == ["randomisation", "COLOURS", "centre", "Behaviour"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [
-        (BRITISH, "the optimiser is initialised"),
-        (BRITISH, "a labelled neighbour"),
-        (HOUSE_WORDS, "training goes on"),
-        (HOUSE_WORDS, "The log says so."),
-        (HOUSE_WORDS, "29 minutes of one core"),
-        (HOUSE_WORDS, "queries that people wrote"),
-    ],
-)
-def test_such_a_word_is_found(pattern, text):
-    assert pattern.search(text)
-
-
 LONGEST = 60  # words
 CHAIN = re.compile(r";[^.]*;[^.]*;[^.]*;")
 VERB_AFTER_CODE = re.compile(r"^ *```\n\n[a-z]+s ", re.MULTILINE)
@@ -301,11 +275,6 @@ def test_no_sentence_is_a_chain():
         if len(sentence.split()) > LONGEST or CHAIN.search(sentence)
     ]
     assert found == []
-
-
-def test_a_chain_is_found():
-    assert CHAIN.search("a; b; c; d; e")
-    assert not CHAIN.search("a; b; c. d; e; f")
 
 
 # Words of a page, about 1.15 times what it has: a reminder to take something out, not a wall.
@@ -350,13 +319,6 @@ def test_no_page_grows_unnoticed():
     pages = [page for page in PAGES if page != "docs/settings.md"]  # generated
     words = {page: len((ROOT / page).read_text(encoding="utf-8").split()) for page in pages}
     assert too_long(words) == {}
-
-
-def test_a_page_that_has_grown_is_found():
-    most = MOST_WORDS_OF["docs/data.md"]
-    words = {"docs/data.md": most, "docs/new.md": MOST_WORDS}
-    assert too_long(words) == {}
-    assert set(too_long({page: n + 1 for page, n in words.items()})) == set(words)
 
 
 def test_no_block_of_code_is_the_subject_of_a_sentence():

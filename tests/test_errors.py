@@ -86,8 +86,6 @@ def test_a_missing_package_of_no_extra_is_not_worded(name):
 
 
 PRETRAIN = ["pretrain", "--config=configs/small.py", "--workdir=run", "--config.data.store=none"]
-FINETUNE = ["finetune", "--config=configs/finetune.py", "--workdir=run"]
-FINETUNE += ["--config.model.folder=none", "--config.data.folder=none"]
 IN_PARTS = ["--corpus=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
 
 
@@ -96,11 +94,8 @@ IN_PARTS = ["--corpus=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
     [
         ("jax", ["convert", "--run_dir=run", "--out=m"]),
         ("faiss", ["index", "--embeddings=e", "--out=i"]),
-        ("tensorflow_datasets", ["vocabulary", "--corpus=tfds:lm1b", "--out=v"]),
         ("datatrove", ["corpus", *IN_PARTS, "--executor=slurm"]),
-        ("ray", ["corpus", *IN_PARTS, "--executor=ray"]),
         ("wandb", [*PRETRAIN, "--config.tracker=wandb"]),
-        ("trackio", [*FINETUNE, "--config.tracker=trackio"]),
     ],
 )
 def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package, command):

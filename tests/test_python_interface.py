@@ -3,6 +3,7 @@
 import inspect
 import pickle
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 import cocondenser_jax as cj
 from cocondenser_jax.model_folder.model import open_model
 from tests.world import write_records, write_run, write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_length")
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -198,17 +201,11 @@ def test_the_example_with_a_loss_of_ones_own_learns(workdir):
     assert losses == pytest.approx(whole, rel=1e-3)  # the cache changes nothing
 
 
-def test_the_example_that_searches_prints_passages(workdir):
-    program = [sys.executable, ROOT / "examples" / "search.py"]
+def test_the_example_that_searches_prints_passages(workdir, monkeypatch, capsys):
     places = [f"--index={workdir / 'runs' / 'index'}", f"--model={workdir / 'exported'}"]
-    done = subprocess.run(
-        [*program, *places, "Sentence about birds", "maps"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    printed = done.stdout.splitlines()
+    monkeypatch.setattr(sys, "argv", ["search.py", *places, "Sentence about birds", "maps"])
+    runpy.run_path(str(ROOT / "examples" / "search.py"), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if not line.startswith(" ")] == [
         "Sentence about birds",
         "maps",

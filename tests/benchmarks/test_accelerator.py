@@ -61,6 +61,7 @@ def bare_python(folder):
     return folder / "bin" / "python"
 
 
+@pytest.mark.skipif(os.environ.get("WHEEL") != "fresh", reason="make wheel: all parts")
 @pytest.mark.timeout(900)
 def test_every_part_measures_something_on_a_bare_machine(tmp_path):
     python, site, out = bare_python(tmp_path / "env"), tmp_path / "site", tmp_path / "gpu.json"
@@ -88,6 +89,18 @@ def test_every_part_measures_something_on_a_bare_machine(tmp_path):
     for part in ("peak", "step", "pretraining"):
         assert set(devices[part]) == {jax.local_device_count()}
     assert devices["PyTorch"][0] == devices["exactness"][0] == 1
+
+
+@pytest.mark.usefixtures("one_length")
+def test_a_step_is_measured_beside_the_peak(monkeypatch, tmp_path):
+    monkeypatch.setattr(accelerator, "alone", lambda side, *arguments: side(*arguments))
+    out = tmp_path / "gpu.json"
+    words = ["gpu", "--tiny", "--parts=peak,step", "--dtype=float32"]
+    assert accelerator.main([*words, f"--json_out={out}"]) == 0
+    found = {(row["part"], row["measure"]): row["value"] for row in json.loads(out.read_text())}
+    assert found["peak", "FLOP/s"] > 0
+    assert found["step", "spans/s"] > 0
+    assert found["step", "of the matmul peak"] > 0
 
 
 class Device:

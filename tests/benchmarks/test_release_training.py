@@ -17,6 +17,8 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from tests.world import make_texts, write_beir, write_records, write_store
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 PROTOCOL = Protocol(
     steps=4,
     documents=16,  # two on each of eight devices

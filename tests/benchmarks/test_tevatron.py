@@ -10,6 +10,8 @@ from transformers import BertConfig, BertModel
 from benchmarks import tevatron
 from benchmarks.step import Size
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 N_PAIRS = 5
 CHUNK_SIZE = 2
 

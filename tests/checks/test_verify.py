@@ -28,6 +28,8 @@ from cocondenser_jax.pretrain.step import LossSettings
 from cocondenser_jax.representation import Dense, Representation
 from tests.world import read_records, write_records, write_run, write_store
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -20,6 +20,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import encode
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
+from tests.processes import fork_workers
 from tests.world import cut_file, make_texts, write_records, write_tokenizer
 
 
@@ -77,6 +78,11 @@ def test_more_tasks_than_pieces_are_refused(tmp_path, command, capsys):
     error = capsys.readouterr().err
     assert re.search(r"articles has 9 pieces .*: expected at most as many tasks, found 10", error)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(autouse=True)
+def _workers_have_imported(monkeypatch):
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture
@@ -329,7 +335,8 @@ def test_a_task_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, 
     assert (slurm / "canceled").read_text() == "7\n"
 
 
-def test_a_full_disk_ends_in_one_line(tmp_path, command, small_disk, capsys):
+def test_a_full_disk_ends_in_one_line(tmp_path, command, small_disk, monkeypatch, capsys):
+    monkeypatch.undo()  # forks have the limits of their server
     in_tasks = [*command, f"--out={tmp_path}/out", "--tasks=2", "--workers=1"]
     small_disk(3_000)  # less than a tokenizer
     assert main(in_tasks) == 2

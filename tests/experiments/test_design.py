@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 
 import pytest
@@ -16,6 +17,8 @@ from papers.steps import run_steps
 from papers.tables import load_tables
 from tests.papers.rows import check_row, flags, steps
 from tests.papers.tiny_data import execute, write_data
+
+pytestmark = pytest.mark.usefixtures("one_length")
 
 TABLES = load_tables(EXPERIMENTS.folder)
 STEPS = steps(EXPERIMENTS, "design/tests") | steps(EXPERIMENTS, "design/arms")
@@ -144,6 +147,7 @@ def make_small(monkeypatch, study):
     monkeypatch.setitem(protocol, "tests", tests)
 
 
+@pytest.mark.skipif(os.environ.get("REPRODUCE") != "all", reason="make reproduce")
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("small")
 def test_the_design_ends_in_its_tests(tmp_path):

@@ -14,6 +14,8 @@ from papers.steps import Folders, Step
 from tests.experiments.test_design import make_small
 from tests.papers.tiny_data import execute, write_data
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 ROW = "A2 Condenser, 100 questions"
 
 

@@ -29,14 +29,16 @@ def traced_flops(jaxpr):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "pooling"),
-    [("bert", "cls"), ("bert", "mean"), ("modernbert", "cls"), ("mpnet", "mean")],
+    ("model_type", "pooling", "skip_from", "late_mlm", "n_head_layers"),
+    [
+        ("bert", "cls", 1, True, 2),
+        ("bert", "mean", 1, False, 1),
+        ("modernbert", "cls", 3, False, 1),
+        ("mpnet", "mean", 3, True, 2),
+    ],
 )
-@pytest.mark.parametrize("skip_from", [1, 3])
-@pytest.mark.parametrize("late_mlm", [True, False])
-@pytest.mark.parametrize("n_head_layers", [1, 2])
 def test_counts_the_products_that_are_computed(
-    model_type, skip_from, late_mlm, n_head_layers, pooling
+    model_type, pooling, skip_from, late_mlm, n_head_layers
 ):
     config = ModelConfig(
         model_type=model_type,

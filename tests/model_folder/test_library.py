@@ -104,28 +104,3 @@ def test_weights_of_another_shape_are_named(of_kind):
     said = "have another shape than its config.json implies: "
     with pytest.raises(UserError, match=rf"{said}.*layer\.1\.output\.dense\.bias is \(3,\), exp"):
         load(folder)
-
-
-def test_a_network_in_a_folder_of_its_own_is_found(model_folder, tmp_path):
-    """As releases of sentence-transformers before 2.0 wrote them."""
-    expected = load_retriever(model_folder)
-    folder = tmp_path / "old"
-    shutil.copytree(model_folder, folder / "0_Transformer")
-    modules = [
-        {
-            "idx": i,
-            "name": str(i),
-            "path": f"{i}_{kind}",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for i, kind in enumerate(("Transformer", "Pooling"))
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    texts = ["abcde fgh"]
-    assert (load_retriever(folder).encode(texts) == expected.encode(texts)).all()
-    (folder / "0_Transformer" / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="0_Transformer has no tokenizer"):
-        load_retriever(folder)

@@ -45,11 +45,6 @@ def commands_of(study, rows):
     return [command for step in steps_of(study, rows).values() for command in step.commands]
 
 
-def kinds(commands):
-    """Returns the programs: commands of `cocondenser`, and scripts."""
-    return {command[2 if command[0] == "python" else 1] for command in commands}
-
-
 def flags(command):
     return [word.partition("=")[::2] for word in command if word.startswith("--")]
 

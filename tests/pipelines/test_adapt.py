@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,9 +33,13 @@ from cocondenser_jax.retriever.data.trec import read_qrels, read_run
 from cocondenser_jax.retriever.search.fuse import fuse_runs
 from cocondenser_jax.retriever.search.models import load_retriever
 from cocondenser_jax.settings import check
+from tests.processes import start
 from tests.world import WORDS, batches_of, read_records, write_beir, write_qrels, write_records
 
-pytestmark = pytest.mark.timeout(900)  # the first test pays for the training
+pytestmark = [  # the first test pays for the training
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("one_length"),
+]
 N_TEXTS, N_STEPS = 60, 6
 SETTINGS = [f"--config.train.steps={N_STEPS}", "--config.data.length=64", "--config.log_every=1"]
 SETTINGS += ["--config.checkpoint.every=1", "--config.probe.every=1"]
@@ -57,13 +60,14 @@ class Finished(NamedTuple):
 
 def kill_during_training(words, workdir):
     """Starts a command, and ends it with SIGKILL once a checkpoint is there."""
-    process = subprocess.Popen([sys.executable, "-m", "cocondenser_jax.cli", *words])
+    process = start(main, words)
     checkpoints = workdir / "pretraining" / "checkpoints"
     while not (checkpoints.is_dir() and any(p.name.isdigit() for p in checkpoints.iterdir())):
-        assert process.poll() is None
+        assert process.exitcode is None
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def weights(folder):

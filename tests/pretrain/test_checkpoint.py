@@ -27,6 +27,8 @@ from cocondenser_jax.pretrain.step import TrainState, initial_state
 from cocondenser_jax.settings import PRETRAINING, declared_settings
 from tests.world import change_settings, model_of, step_of
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 STEPS = (2, 4, 6)
 
 

@@ -13,7 +13,6 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import kernels
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.layout import Layout, round_maps
-from cocondenser_jax.pretrain import step
 from cocondenser_jax.pretrain.devices import choose_layout
 from cocondenser_jax.pretrain.step import (
     AXIS,
@@ -25,11 +24,7 @@ from cocondenser_jax.pretrain.step import (
 from tests.pretrain.test_step import changed
 from tests.world import batches_of, model_of, relative_error, step_of
 
-
-@pytest.fixture(autouse=True)
-def one_length(monkeypatch):
-    """Lets chunks have their full length: half of the programs to compile."""
-    monkeypatch.setattr(step, "LENGTH_FRACTIONS", (1,))
+pytestmark = pytest.mark.usefixtures("one_length")
 
 
 def losses_and_gradient(config, n_devices=1, rate=0.1, **settings):

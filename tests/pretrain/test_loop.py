@@ -40,6 +40,8 @@ from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import new_model
 from tests.world import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")
 # No value is the default. What is True or False, or "bfloat16", there is the other here.
 UNUSUAL = {

@@ -24,6 +24,8 @@ from cocondenser_jax.pretrain.step import state_shapes
 from cocondenser_jax.settings import check
 from tests.world import batches_of, model_of, read_metrics, step_of
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 N_QUEUE = 48  # the vectors of a batch and a half
 
 

@@ -22,6 +22,8 @@ from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import initial_state, new_memory
 from tests.world import batches_of, model_of, read_metrics, step_of
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 BAD_STEPS = (4, 6)
 
 

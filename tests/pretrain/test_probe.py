@@ -37,6 +37,8 @@ from cocondenser_jax.representation import Representation
 from tests.pretrain.test_checkpoint import state_of
 from tests.world import WORDS, batches_of, model_of, read_metrics, write_beir, write_qrels
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 N_PASSAGES = 12
 
 

@@ -13,6 +13,8 @@ from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.pretrain.devices import batch_gradient
 from tests.world import batches_of, model_of, step_of
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 
 @pytest.mark.effect("pretrain model.scale")
 @pytest.mark.parametrize(

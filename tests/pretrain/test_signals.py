@@ -20,6 +20,8 @@ from cocondenser_jax.pretrain import checkpoint, signals
 from cocondenser_jax.pretrain.loop import train
 from tests.world import batches_of, with_devices
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 EXPERIMENT = """
 import json
 from ml_collections import ConfigDict

@@ -22,6 +22,8 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient
 from tests.world import as_flags, batches_of, model_of, relative_error, step_of
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 
 def changed(config, **settings):
     config = config.copy_and_resolve_references().unlock()

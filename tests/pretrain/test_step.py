@@ -103,7 +103,9 @@ def test_two_passes_are_one_direct_pass(config, dropout, chunk_size):
 
 
 @pytest.mark.parametrize("objective", ["mlm", "condenser", "retromae", "contrastive", "ict"])
-def test_every_objective_goes_through_the_cache_and_over_devices(config, objective):
+def test_every_objective_goes_through_the_cache_and_over_devices(config, objective, request):
+    if objective != "contrastive":  # which has the most lengths; those of others: above
+        request.getfixturevalue("one_length")
     config = changed(config, train__objective=objective, train__chunk_size=0)
     # Without tokens to predict, a new network's gradient is all but zero: as small as rounding.
     factor = {"contrastive": 8.0, "ict": 4.0}.get(objective, 1.0)
@@ -122,6 +124,7 @@ def test_every_objective_goes_through_the_cache_and_over_devices(config, objecti
     assert ("head_0" in direct.params) == (objective in ("condenser", "retromae"))
 
 
+@pytest.mark.usefixtures("one_length")
 @pytest.mark.effect("pretrain model.representation", "pretrain data.pairs")
 @pytest.mark.parametrize(
     ("objective", "representation", "pairs"),
@@ -153,6 +156,7 @@ def test_the_two_passes_are_one_for_every_vector(config, objective, representati
     assert relative_error(parts, whole) <= 1e-5
 
 
+@pytest.mark.usefixtures("one_length")
 @pytest.mark.parametrize("objective", ["contrastive", "ict"])
 def test_the_loss_without_tokens_is_the_mean_of_the_contrastive_one(config, objective):
     config = changed(config, train__objective=objective, train__chunk_size=0)
@@ -184,6 +188,7 @@ def test_eight_devices_are_one(config):
     assert_same(steps(config, n_devices=8, n_steps=3), steps(config, n_devices=1, n_steps=3))
 
 
+@pytest.mark.usefixtures("one_length")
 def test_the_state_is_donated_and_the_step_compiled_once(config, caplog):
     config = changed(config, train__chunk_size=0, train__objective="mlm")
     store = open_store(Path(config.data.store))
@@ -209,6 +214,7 @@ def test_one_device_takes_the_state_over(config):
     assert replicated.params["kernel"].unsafe_buffer_pointer() == place
 
 
+@pytest.mark.usefixtures("one_length")
 def test_a_gradient_is_compiled_once_for_its_settings(config, caplog):
     config = changed(config, train__chunk_size=0, train__objective="mlm")
     store = open_store(Path(config.data.store))
@@ -224,6 +230,7 @@ def test_a_gradient_is_compiled_once_for_its_settings(config, caplog):
         assert "XLA compilation" in caplog.text
 
 
+@pytest.mark.usefixtures("one_length")
 def test_mlm_does_not_depend_on_the_cut_where_spans_have_no_mask(config):
     one_chunk = changed(config, train__chunk_size=0, train__objective="condenser")
     chunks = changed(config, train__chunk_size=2, train__objective="condenser")
@@ -284,6 +291,7 @@ def test_both_passes_see_the_same_vectors_bit_for_bit(config):
     assert np.abs(first[0, 0] - first[1, 0]).max() > 0.1
 
 
+@pytest.mark.usefixtures("one_length")
 def test_bfloat16_compares_vectors_in_float32(config, monkeypatch):
     # The vectors that the step compares: another program may round them otherwise.
     vectors = []
@@ -310,6 +318,7 @@ def test_bfloat16_compares_vectors_in_float32(config, monkeypatch):
     assert metrics["contrastive_loss"] == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.usefixtures("one_length")
 def test_span_sum_divides_by_spans(config):
     config = changed(config, train__objective="condenser", train__chunk_size=0)
     mean = steps(config, n_devices=1).metrics

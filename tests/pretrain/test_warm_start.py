@@ -26,6 +26,8 @@ from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from cocondenser_jax.representation import AS_IN_PAPERS, SPELLINGS, Representation
 from tests.world import model_of, write_retriever, write_run, write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 TEXTS = [f"{i} early layers know the words, late layers know the text. " * 8 for i in range(2)]
 
 

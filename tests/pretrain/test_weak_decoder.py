@@ -18,6 +18,8 @@ from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.step import check_batch
 from tests.world import batches_of, model_of, step_of
 
+pytestmark = pytest.mark.usefixtures("one_length")
+
 
 def changed(config, **settings):
     config = config.copy_and_resolve_references().unlock()

@@ -39,11 +39,12 @@ def save_run(cloud, step, lacks=""):
         archive.add(folder, ".")
 
 
-@pytest.mark.parametrize("call", ["tpu-vm describe *", "tpu-vm ssh *"])
-def test_an_outage_is_not_a_lost_vm(cloud, call):
+def test_an_outage_is_not_a_lost_vm(cloud):
     set_up(cloud, PROGRAM)
     cloud.calls()
-    printed = cloud.run("pretrain", *FIRST, settings=faults(f"outage 2 3 {call}"))
+    outages = [f"outage 2 3 tpu-vm {call} *" for call in ("describe", "ssh")]
+    printed = cloud.run("pretrain", *FIRST, settings=faults(*outages))
+    assert "trying again" in printed
     assert "gone" not in printed
     assert created(cloud) == 0
     assert (cloud.folder / "buckets" / "b" / "runs" / "first" / "10.tar").is_file()
@@ -135,7 +136,7 @@ def test_a_store_is_not_waited_for_on_a_lost_vm(cloud, fault, says):
 
 @pytest.mark.parametrize(
     ("fault", "fetched"),
-    [("damage 1 1", 2), ("half 1 1", 2), ("outage 1 1", 2), (f"damage {ALWAYS}", None)],
+    [("damage 1 1", 2), ("half 1 1", 2), (f"damage {ALWAYS}", None)],
 )
 def test_a_store_is_used_when_it_is_whole(cloud, fault, fetched):
     save_stores(cloud, "wiki")
@@ -156,11 +157,8 @@ def test_a_store_is_used_when_it_is_whole(cloud, fault, fetched):
 @pytest.mark.parametrize(
     ("value", "fetched"),
     [
-        ("stores/wiki,stores/books", {"wiki", "books"}),
-        ("2*stores/books,stores/my wiki", {"books", "my wiki"}),
-        ("0.5*stores/books", {"books"}),
-        ("elsewhere/wiki,stores/books", {"books"}),
-        ("gs://b/stores/wiki", set()),
+        ("0.5*stores/books,stores/my wiki", {"books", "my wiki"}),
+        ("elsewhere/wiki,gs://b/stores/wiki,2*stores/books", {"books"}),
     ],
 )
 def test_every_store_is_fetched(cloud, value, fetched):
@@ -181,10 +179,8 @@ def test_a_store_that_the_bucket_lacks_is_named(cloud):
 @pytest.mark.parametrize(
     ("fault", "resumed"),
     [
-        ("outage 9 9 storage *", 10),  # none: the newest by number, not by letters
-        ("outage 1 1 storage ls *", 10),
-        ("outage 1 1 storage cp gs://b/runs/*", 10),
-        ("half 1 1 storage cp gs://b/runs/*", 10),
+        # The newest by number, not by letters.
+        ("outage 1 1 storage ls *\nhalf 1 1 storage cp gs://b/runs/*", 10),
         ("damage 1 1 storage cp gs://b/runs/*", 10),
         (f"damage {ALWAYS} storage cp gs://b/runs/first/10.tar *", 9),
         (f"damage {ALWAYS} storage cp gs://b/runs/*", None),
@@ -337,11 +333,10 @@ def test_a_bucket_that_does_not_answer_for_long_is_not_a_missing_role(cloud):
     assert printed.endswith("first: done\n")
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_vm_that_is_preempted_while_it_saves_costs_one_checkpoint(cloud, n):
-    """The object is whole or absent: of the first checkpoint, and of the last."""
+def test_a_vm_that_is_preempted_while_it_saves_costs_one_checkpoint(cloud):
+    """The object is whole or absent."""
     set_up(cloud, PROGRAM)
-    lost = faults(f"preempt {n} {n} storage cp jobs/*/saved.tar *")
+    lost = faults("preempt 1 1 storage cp jobs/*/saved.tar *")
     printed = cloud.run("pretrain", *FIRST, settings=lost)
     assert printed.endswith("first: done\n")
     assert "gone" in printed

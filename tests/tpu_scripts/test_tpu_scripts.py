@@ -32,8 +32,10 @@ def test_help_says_how_to_call_a_script(cloud, script):
     assert cloud.calls() == []
 
 
-@pytest.mark.parametrize("provisioning", ["on-demand", "queued-spot"])
-@pytest.mark.parametrize("script", ARGUMENTS)
+@pytest.mark.parametrize(
+    ("script", "provisioning"),
+    [*((script, "on-demand") for script in ARGUMENTS), ("create", "queued-spot")],
+)
 def test_a_dry_run_shows_commands_and_runs_none(cloud, script, provisioning):
     settings = {"PROVISIONING": provisioning, "PROJECT": "my-project"}
     printed = cloud.run(script, *ARGUMENTS[script], "--dry-run", settings=settings)

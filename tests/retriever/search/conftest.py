@@ -1,5 +1,7 @@
 """Embeddings and an index that tests only read."""
 
+import shutil
+
 import pytest
 
 from cocondenser_jax.model_folder.model import open_model
@@ -22,3 +24,13 @@ def index(embeddings, tmp_path_factory):
     out = tmp_path_factory.mktemp("indexed") / "index"
     build_index(embeddings, out)
     return out
+
+
+@pytest.fixture
+def hybrid_folder(index, tmp_path):
+    """A copy of the index, in which nothing was searched yet."""
+    folder = shutil.copytree(index, tmp_path / "fresh", ignore=shutil.ignore_patterns("bm25*"))
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "index.faiss", "manifest.json", "passages.arrow",
+    ]  # fmt: skip
+    return folder

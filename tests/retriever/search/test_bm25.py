@@ -10,8 +10,9 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import Passage
-from cocondenser_jax.retriever.search import bm25
+from cocondenser_jax.retriever.search import bm25, opening
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings
 
 # Words that stemming and stop words leave alone.
@@ -126,3 +127,17 @@ def test_what_does_not_fit_into_memory_is_said_before_it_starts(
     assert status == (0 if is_enough else 2)
     if not is_enough:
         assert error.endswith("and 0.0 GiB are free: use a machine with more\n")
+
+
+def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
+    first = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="rrf")
+    monkeypatch.setattr(bm25, "_build_index", None)
+    again = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="min_max")
+    opening.open_index(hybrid_folder, open_model(model_folder))
+    for compiled in (False, True):
+        monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
+        found, again_found = (
+            list(bm25.rank_by_bm25(each.bm25, ["title abcde", "?"], 9)) for each in (first, again)
+        )
+        assert found == again_found
+        assert len(found[0]) == 9

@@ -10,6 +10,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import gpus
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.gpus import visible_gpus, with_gpus
+from tests.processes import fork_workers
 from tests.worker_tasks import encode_nothing
 
 
@@ -80,6 +81,7 @@ def test_workers_of_encode_see_a_gpu_each(
     if named:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    fork_workers(monkeypatch)
     encoding = Encoding(open_model(model_folder), max_length=16, backend=encode_nothing)
     encode_corpus(encoding, beir, tmp_path / "out", shard_size=2, engine=Engine(tasks=6))
     seen = (tmp_path / "seen").read_text().split()  # a worker loads its model once

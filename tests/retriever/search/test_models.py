@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,17 +103,6 @@ def test_saving_keeps_that_texts_are_lowered(make_model, tmp_path):
     expected = model.tokenizer(texts)["input_ids"]
     assert expected[0] == expected[1]
     assert SentenceTransformer(str(tmp_path / "saved")).tokenizer(texts)["input_ids"] == expected
-
-
-def test_a_folder_that_compares_by_cosine_gets_vectors_of_length_one(model_folder, tmp_path):
-    model = models.load_retriever(model_folder, given=Given("mean", "dot"))
-    model.similarity_fn_name = "cosine"
-    model.save_pretrained(str(tmp_path / "saved"))
-    vectors = SentenceTransformer(str(tmp_path / "saved")).encode(TEXTS)
-    assert abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.1
-    again = models.load_retriever(tmp_path / "saved")
-    expected = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.testing.assert_allclose(again.encode_document(TEXTS), expected, atol=1e-6)
 
 
 def test_another_pooling_keeps_what_follows_it(model_folder, tmp_path):
@@ -224,19 +212,6 @@ def test_parameters_left_at_random_are_an_error(model_folder, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=said):
         models.load_retriever(folder)
-
-
-def test_weights_by_the_names_of_tensorflow(model_folder, tmp_path):
-    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    for now, then in old.items():
-        weights = {name.replace(now, then): weight for name, weight in weights.items()}
-    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    np.testing.assert_array_equal(
-        models.load_retriever(folder).encode_query(TEXTS),
-        models.load_retriever(model_folder).encode_query(TEXTS),
-    )
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("Bert", 64), ("Roberta", 63)])

@@ -3,8 +3,6 @@
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from itertools import chain
 from types import SimpleNamespace
 
@@ -28,6 +26,7 @@ from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.fuse import fuse_runs
 from cocondenser_jax.retriever.search.index import build_index
 from cocondenser_jax.retriever.search.opening import Faiss
+from tests.processes import start
 from tests.retrieval_data import read_vectors
 
 
@@ -257,15 +256,14 @@ def test_cosines_alone_have_no_lengths_to_lose(model_folder, beir, embeddings, t
 @pytest.mark.parametrize("factory", ["IVF2,PQ4x4fs", "RR32,IVF2,PQ4x4fsr", "IVF2,RQ2x4fs"])
 def test_codes_that_faiss_cannot_decode_are_searched(model_folder, embeddings, tmp_path, factory):
     build_index(embeddings, tmp_path / "index", factory)
-    code = f"""
-from pathlib import Path
-from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.search import opening, search
-index = opening.open_index(Path({str(tmp_path / "index")!r}), open_model({str(model_folder)!r}))
-assert search.search_text(index, "abcde", k=5)
-"""
-    # In a process of its own: what is tested is that faiss does not end it.
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    process = start(_find_five, tmp_path / "index", model_folder)  # which could crash
+    process.join()
+    assert process.exitcode == 0
+
+
+def _find_five(index, model):
+    searcher = opening.open_index(index, open_model(model))
+    assert len(search.search_text(searcher, "abcde", k=5)) == 5
 
 
 def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
@@ -322,16 +320,6 @@ def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
     assert not (tmp_path / "index").exists()
 
 
-@pytest.fixture
-def hybrid_folder(index, tmp_path):
-    """A copy of the index, in which nothing was searched yet."""
-    folder = shutil.copytree(index, tmp_path / "fresh", ignore=shutil.ignore_patterns("bm25*"))
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "index.faiss", "manifest.json", "passages.arrow",
-    ]  # fmt: skip
-    return folder
-
-
 @pytest.mark.parametrize("method", ["rrf", "min_max"])
 @pytest.mark.parametrize("place", ["embeddings", "index"])
 def test_a_hybrid_search_is_the_fusion_of_both_runs(
@@ -357,20 +345,6 @@ def test_a_hybrid_search_is_the_fusion_of_both_runs(
     assert hybrid.passages is hybrid.dense.passages
     hits = search.search_text(hybrid, "?", k=2)
     assert [hit.passage.id for hit in hits] == list(run["none"])[:2]
-
-
-def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
-    first = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="rrf")
-    monkeypatch.setattr(bm25, "_build_index", None)
-    again = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="min_max")
-    opening.open_index(hybrid_folder, open_model(model_folder))
-    for compiled in (False, True):
-        monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else 10**9)
-        found, again_found = (
-            list(bm25.rank_by_bm25(each.bm25, ["title abcde", "?"], 9)) for each in (first, again)
-        )
-        assert found == again_found
-        assert len(found[0]) == 9
 
 
 def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, small_disk):

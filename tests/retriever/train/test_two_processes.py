@@ -1,5 +1,6 @@
-"""Two processes, started by torchrun, against one: losses, gradients, weights, and resuming."""
+"""Two processes, as torchrun starts them, against one: losses, gradients, weights, and resuming."""
 
+import os
 import subprocess
 import sys
 
@@ -7,43 +8,32 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from cocondenser_jax import cli
 from cocondenser_jax.configs import cross_encoder as cross_encoder_config
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.retriever.search.models import load_retriever
+from cocondenser_jax.retriever.train import trainer
 from cocondenser_jax.retriever.train.tasks import finetune
+from tests.processes import run_under_torchrun
 from tests.world import as_flags, change_settings, read_metrics
 
-# The command, in processes that all end at a step, before its checkpoint.
-KILLED = """
-import os, sys
-from cocondenser_jax import cli
-from cocondenser_jax.retriever.train import trainer
 
-def end(self, args, state, control, **kwargs):
-    if state.global_step == 7:
-        os._exit(9)
+def killed_at_a_step(words):
+    """The command, in processes that all end at a step, before its checkpoint."""
 
-trainer._CheckpointCallback.on_step_begin = end
-sys.exit(cli.main())
-"""
+    def end(self, args, state, control, **kwargs):
+        if state.global_step == 7:
+            os._exit(9)
+
+    trainer._CheckpointCallback.on_step_begin = end
+    return cli.main(words)
 
 
-def launch(program, config, workdir, settings):
-    """Starts two processes; returns what became of them."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
-            *(*program, "finetune", f"--config={config.__file__}", f"--workdir={workdir}"),
-            *as_flags(settings),
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
-COMMAND = ("-m", "cocondenser_jax.cli")
+def command_of(config, workdir, settings):
+    return [
+        *("finetune", f"--config={config.__file__}", f"--workdir={workdir}"),
+        *as_flags(settings),
+    ]
 
 
 def compare(one, two, model):
@@ -95,12 +85,14 @@ def test_two_processes_make_the_steps_of_one(
         "model.passage_length": config.model.passage_length,
     }
     two = tmp_path / "two"
+    words = command_of(finetune_config, two, flags)
     if not chunk_size:  # they resume as one process does
-        (tmp_path / "killed.py").write_text(KILLED)
-        assert launch([str(tmp_path / "killed.py")], finetune_config, two, flags).returncode != 0
+        ended = run_under_torchrun(killed_at_a_step, words, tmp_path)
+        assert all(status for status, _ in ended)
         assert (two / "checkpoints" / "checkpoint-6" / "sha256.json").exists()
         assert not (two / "retriever").exists()
-    assert launch(COMMAND, finetune_config, two, flags).returncode == 0
+    ended = run_under_torchrun(cli.main, words, tmp_path)
+    assert [status for status, _ in ended] == [0, 0], ended
     steps, evaluated = compare(tmp_path / "one", two, "retriever")
     assert steps == ([*range(1, 13)] if log_every == 1 else [5, 10, 12])
     assert len(evaluated) == (0 if chunk_size else 2)
@@ -125,15 +117,24 @@ def test_two_processes_train_a_cross_encoder_as_one_does(
     }
     change_settings(config, settings)
     finetune(config, tmp_path / "one")
-    ended = launch(COMMAND, cross_encoder_config, tmp_path / "two", settings)
-    assert ended.returncode == 0, ended.stderr
+    words = command_of(cross_encoder_config, tmp_path / "two", settings)
+    ended = run_under_torchrun(cli.main, words, tmp_path)
+    assert [status for status, _ in ended] == [0, 0], ended
     steps, _ = compare(tmp_path / "one", tmp_path / "two", "cross_encoder")
     assert steps == [1, 2, 3, 4, 5]
 
 
 def test_an_error_that_all_processes_meet_is_one_line(tmp_path):
     settings = {"model.folder": "/nowhere", "data.folder": "/nowhere"}
-    ended = launch(COMMAND, cross_encoder_config, tmp_path / "run", settings)
+    words = command_of(cross_encoder_config, tmp_path / "run", settings)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    ended = subprocess.run(
+        [*torchrun, "-m", "cocondenser_jax.cli", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     lines = [line for line in ended.stderr.splitlines() if line.startswith("cocondenser: ")]
     assert len(lines) == 1, ended.stderr
     assert "exitcode  : 2" in ended.stderr  # as torchrun reports it

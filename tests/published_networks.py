@@ -33,7 +33,6 @@ _ROBERTA = _SIZES | {"max_position_embeddings": POSITIONS + 2, "layer_norm_eps":
 class Network(NamedTuple):
     """A network by its classes in transformers."""
 
-    label: str  # in docs/backbones.md
     config: str
     model: str
     settings: Mapping[str, Any]
@@ -45,10 +44,9 @@ class Network(NamedTuple):
 
 
 NETWORKS = {
-    "bert": Network("BERT", "BertConfig", "BertModel", _BERT, in_flax=True, old_keys=_OLD_KEYS),
+    "bert": Network("BertConfig", "BertModel", _BERT, in_flax=True, old_keys=_OLD_KEYS),
     # The padding id of its config.json is BERT's, whatever the tokenizer's.
     "bert, padded by 0": Network(
-        "BERT",
         "BertConfig",
         "BertModel",
         _BERT,
@@ -57,7 +55,6 @@ NETWORKS = {
         old_keys=_OLD_KEYS,
     ),
     "roberta": Network(
-        "RoBERTa",
         "RobertaConfig",
         "RobertaModel",
         _ROBERTA | {"type_vocab_size": 1},
@@ -65,7 +62,6 @@ NETWORKS = {
         old_keys=_OLD_KEYS,
     ),
     "xlm-roberta": Network(
-        "XLM-R",
         "XLMRobertaConfig",
         "XLMRobertaModel",
         _ROBERTA | {"type_vocab_size": 1},
@@ -73,7 +69,6 @@ NETWORKS = {
         old_keys=_OLD_KEYS,
     ),
     "mpnet": Network(
-        "MPNet",
         "MPNetConfig",
         "MPNetModel",
         _ROBERTA,
@@ -82,7 +77,6 @@ NETWORKS = {
         old_keys=_OLD_KEYS,
     ),
     "modernbert": Network(
-        "ModernBERT",
         "ModernBertConfig",
         "ModernBertModel",
         _BERT | {"local_attention": 8, "global_attn_every_n_layers": 2},
@@ -98,7 +92,6 @@ NETWORKS = {
         new_keys=("layer_types", "rope_parameters"),
     ),
     "distilbert": Network(
-        "DistilBERT",
         "DistilBertConfig",
         "DistilBertModel",
         {
@@ -109,22 +102,19 @@ NETWORKS = {
             "max_position_embeddings": POSITIONS,
         },
     ),
-    "nomic": Network("Nomic BERT", "NomicBertConfig", "NomicBertModel", _BERT),
+    "nomic": Network("NomicBertConfig", "NomicBertModel", _BERT),
     "t5": Network(
-        "T5 encoder",
         "T5Config",
         "T5EncoderModel",
         {"d_model": HIDDEN, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
         special=lambda pad_id: {"pad_token_id": pad_id, "eos_token_id": 1},
     ),
     "qwen3": Network(
-        "Qwen3 (a decoder)",
         "Qwen3Config",
         "Qwen3Model",
         _BERT | {"num_key_value_heads": 1, "head_dim": 16},
     ),
     "gemma": Network(
-        "Gemma 3 (bidirectional)",
         "Gemma3TextConfig",
         "Gemma3TextModel",
         _BERT

@@ -287,7 +287,7 @@ MOST_WORDS_OF = {
     "docs/README.md": 700,
     "docs/adapt.md": 600,
     "docs/architecture.md": 1_950,
-    "docs/backbones.md": 1_350,
+    "docs/backbones.md": 850,
     "docs/compare.md": 1_150,
     "docs/data.md": 1_950,
     "docs/faq.md": 550,

@@ -35,13 +35,16 @@ def test_held_questions_are_in_no_other_split(data, tmp_path):
     assert read_split(again / "all", "dev") == splits["dev"]
 
 
-def test_their_passages_hold_the_answers(data, tmp_path):
-    out = held(data, tmp_path / "out")
+@pytest.mark.parametrize("n", [5, 12, 30, 50])
+def test_their_passages_hold_the_answers(data, tmp_path, n):
+    out = held(data, tmp_path / "out", f"--passages={n}")
     queries, qrels = read_split(out / "dev", "dev")
     assert (queries, qrels) == read_split(out / "all", "dev")
     passages = [*read_corpus(out / "dev")]
-    assert len(passages) == 12
-    assert {p for grades in qrels.values() for p in grades} < {one.id for one in passages}
+    assert len(passages) == n
+    answers = {p for grades in qrels.values() for p in grades}
+    assert len(answers) == 5
+    assert answers <= {one.id for one in passages}
     known = {one.id: one for one in read_corpus(data)}
     assert all(known[one.id] == one for one in passages)
 

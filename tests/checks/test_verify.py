@@ -21,6 +21,7 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import init_params
+from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.loop import train
@@ -42,7 +43,9 @@ def run(tmp_path_factory):
         for _ in range(12)
     ]
     store = write_store(folder, texts, max_length=24, vocab_size=90)
-    train(experiment(store), folder / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_module, "LENGTH_FRACTIONS", (1,))
+        train(experiment(store), folder / "run")
     return folder / "run"
 
 

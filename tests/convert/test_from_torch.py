@@ -170,6 +170,16 @@ def test_other_layouts_of_the_same_weights(folder, layout, caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_weights_are_widened(bert_folder, dtype):
+    exact = load_file(bert_folder / "model.safetensors")
+    rewrite(bert_folder, lambda state: {k: v.to(dtype) for k, v in state.items()})
+    _, params = load_folder(str(bert_folder))
+    words = exact["bert.embeddings.word_embeddings.weight"].to(dtype).float().numpy()
+    np.testing.assert_array_equal(params["embeddings"]["word"]["embedding"], words)
+    assert params["embeddings"]["word"]["embedding"].dtype == np.float32
+
+
 def test_a_missing_head_is_never_made_up_silently(folder, caplog):
     (folder / "model.pt").unlink()
     with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):

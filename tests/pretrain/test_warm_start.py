@@ -182,7 +182,8 @@ def test_an_experiment_names_what_its_run_starts_from(folder, store):
         pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
         return [np.array_equal(a, b) for a, b in pairs]
 
-    drawn, _ = start()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    drawn, _ = start(model=sizes)
     assert drawn.n_head_layers == 1
     with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
         start(warm_start=str(folder))

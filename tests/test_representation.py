@@ -149,6 +149,14 @@ def test_a_network_that_the_library_cannot_name_is_refused(research_folders, tmp
         open_model(folder)
 
 
+@pytest.mark.parametrize(("said", "expected"), [([], False), (0, False), ("no", True)])
+def test_any_truth_value_includes_a_prompt_as_in_the_library(saved, tmp_path, said, expected):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    path = folder / "1_Pooling" / "config.json"
+    write_json(path, json.loads(path.read_text()) | {"include_prompt": said})
+    assert open_model(folder).representation.include_prompt is expected
+
+
 def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "model")
     path = folder / "4_Normalize" / "config.json"

@@ -17,14 +17,15 @@ from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.errors import UserError, whole_message
 
-# With capitals, accents, punctuation, characters that stand alone or that normalizers replace; and
-# one of more tokens than most networks read.
+# With capitals, accents, punctuation, characters that stand alone or that normalizers replace;
+# words as long as WordPiece reads them, and longer; one of more tokens than most networks read.
 TEXTS = (
     "A Bad Café",
     "ÉCOLE naïve Ångström",
     'it\'s 3.5 °C (U.S.) -- "so"',
     "北京 東京タワー ภาษาไทย",
     "İstanbul ﬁne ½ ①② ß",
+    f"{'a' * 100} {'a' * 101}",
     " ".join(f"The {number} old Rivers" for number in range(200)),
 )
 

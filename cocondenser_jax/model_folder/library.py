@@ -228,7 +228,7 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
         scaled_before_dense=len(before) > 0,
         prompts=tuple((name, text) for name, text in model.prompts.items() if text),
         default_prompt=model.default_prompt_name,
-        include_prompt=pooling.include_prompt,
+        include_prompt=bool(pooling.include_prompt),
         max_length=longest if longest is not None and longest < NO_LIMIT else None,
         query_length=query_length,
         passage_length=passage_length,

@@ -114,6 +114,17 @@ def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
         search_reader(folder / "nothing")
 
 
+@pytest.mark.parametrize("longest", [20, 99, 101])
+def test_another_length_of_unknown_words_is_found(write, longest):
+    """transformers makes WordPiece anew, with 100."""
+    folder = write("cased WordPiece of BERT")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["max_input_chars_per_word"] = longest
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="training would see other tokens than the search"):
+        require_same_tokens(folder, load_tokenizer(str(folder)), search_reader(folder))
+
+
 def test_unknown_bytes_stay_where_a_first_word_is_read_again(write):
     """They spell nothing that could be read once more: "<unk>" would be five letters."""
     content = files_of("byte-level BPE of RoBERTa")["tokenizer.json"]

@@ -76,14 +76,18 @@ def rotate(
 
     Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
     """
-    half = x_BxNxHxS.shape[2] // 2
-    speeds_F = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    speeds_F = rotary_speeds(x_BxNxHxS.shape[2] // 2, base)
     angles_Bx1xFxS = positions_BxS[:, None, None] * speeds_F[None, None, :, None]
     cos = jnp.cos(angles_Bx1xFxS)
     sin = jnp.sin(angles_Bx1xFxS)
     left, right = jnp.split(x_BxNxHxS.astype(jnp.float32), 2, axis=2)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)
     return turned.astype(x_BxNxHxS.dtype)
+
+
+def rotary_speeds(half: int, base: float) -> Float32[Array, " F"]:
+    """Returns the angle a position of each of the `half` pairs that `rotate` turns."""
+    return base ** -(jnp.arange(half, dtype=jnp.float32) / half)
 
 
 def attend(  # noqa: PLR0913  # the inputs of attention, as a kernel takes them
@@ -170,20 +174,3 @@ def attend_in_windows(
         "bnkwc,bnhkc->bnhkw", weights_BxNxKxWxC, neighbors(value_BxNxHxL)
     )
     return context_BxNxHxKxW.reshape(n_spans, n_heads, size, -1)[..., :length]
-
-
-def attend_jointly_by_xla(
-    product_BxLx3D: Float[Array, "B L D3"],
-    bias_3D: Float[Array, " D3"],
-    mask_BxL: Shaped[Input, "B L"],
-    seeds_BxN: UInt32[Array, "B N"] | None,
-    settings: AttentionSettings,
-) -> Float[Array, "B L D"]:
-    """Returns what `kernels.attend_jointly` does, as three linear maps would have it."""
-    n_spans, length, size_3 = product_BxLx3D.shape
-    joined_BxLx3D = product_BxLx3D + bias_3D.astype(product_BxLx3D.dtype)[None, None]
-    parts = joined_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)
-    query_BxNxHxL, key_BxNxHxL, value_BxNxHxL = jnp.transpose(parts, (2, 0, 3, 4, 1))
-    arrays = query_BxNxHxL, key_BxNxHxL, value_BxNxHxL
-    context_BxNxHxL = attend_rows(arrays, None, mask_BxL, seeds_BxN, settings)
-    return context_BxNxHxL.transpose(0, 3, 1, 2).reshape(n_spans, length, size_3 // 3)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Float32, Int, Shaped, UInt32
 from cocondenser_jax.model.attention import AttentionSettings, attend_rows, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
-from cocondenser_jax.model.kernels import attend_jointly
+from cocondenser_jax.model.joint import attend_jointly
 from cocondenser_jax.model.products import float32_product
 
 _FARTHEST = 128  # tokens: from there on all distances share a bucket of the relative bias
@@ -151,9 +151,11 @@ class RelativeBias(nn.Module):
         return rows_NxS.reshape(n_heads, length, 2 * length - 1)[:, :, :length]
 
 
-def joined_shapes(size: int) -> dict[str, jax.Array]:
+def joined_zeros(config: ModelConfig) -> dict[str, jax.Array]:
     """Returns zeros for what a kernel's layer has in place of `query`, `key` and `value`."""
-    return {"kernel": jnp.zeros((size, 3 * size)), "bias": jnp.zeros(3 * size)}
+    size = config.hidden_size
+    zeros = {"kernel": jnp.zeros((size, 3 * size))}
+    return zeros | ({"bias": jnp.zeros(3 * size)} if config.backbone.biases else {})
 
 
 def attention_of(config: ModelConfig, number: int | None) -> AttentionSettings:
@@ -285,11 +287,11 @@ class TransformerLayer(nn.Module):
         """Returns `attended_BxLxD` as `_attend`, by a kernel, of one product of all three maps."""
         config = self.config
         size = config.hidden_size
-        joined = self.param("joined", lambda _: joined_shapes(size))
+        joined = self.param("joined", lambda _: joined_zeros(config))
         product_BxLx3D = jnp.einsum("bld,de->ble", read_BxLxD, joined["kernel"].astype(self.dtype))
         context_BxLxD = attend_jointly(
             product_BxLx3D,
-            joined["bias"],
+            joined.get("bias"),
             attention_mask_BxL,
             head_seeds(seeds_B, config.num_attention_heads),
             attention_of(config, self.number),

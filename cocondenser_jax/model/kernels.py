@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 from cocondenser_jax.model.attention import AttentionSettings
 from cocondenser_jax.model.dropout import Input, fold_in
 
-_LEAST = float(np.finfo(np.float32).min)  # the score of what is not visible, as in `attend`
+LEAST = float(np.finfo(np.float32).min)  # the score of what is not visible, as in `attend`
 _LANES = 128  # of a TPU's registers
 _WARPS = 8  # with 4 or 16, registers spill on an H100
 GPU_LENGTH = 128  # tokens; beyond, a square of scores fills the registers of a multiprocessor
@@ -53,7 +53,7 @@ class Head(NamedTuple):
     kept: float  # what the weights that are kept are divided by
 
 
-def attend_jointly(
+def attend_whole(
     product_BxLx3D: Float[Array, "B L D3"],
     bias_3D: Float[Array, " D3"],
     mask_BxL: Shaped[Input, "B L"],
@@ -120,8 +120,8 @@ def _context(
     """Returns what the tokens of a span see in one head; the parts are those of `_read_parts`."""
     query_RxH, key_RxH, value_RxH = parts
     weights_RxR = _softmax(query_RxH, key_RxH, visible_1xR).astype(value_RxH.dtype)
-    weights_RxR = _drop(head, weights_RxR, kept_RxR)
-    return _dot(weights_RxR, value_RxH, 1, 0).astype(value_RxH.dtype)
+    weights_RxR = drop(head, weights_RxR, kept_RxR)
+    return dot(weights_RxR, value_RxH, 1, 0).astype(value_RxH.dtype)
 
 
 def _gradients(
@@ -135,22 +135,23 @@ def _gradients(
     query_RxH, key_RxH, value_RxH = parts
     dtype = value_RxH.dtype
     softmax_RxR = _softmax(query_RxH, key_RxH, visible_1xR)
-    weights_RxR = _drop(head, softmax_RxR.astype(dtype), kept_RxR)
-    by_value_RxH = _dot(weights_RxR, cotangent_RxH, 0, 0)
-    by_weights_RxR = _drop(head, _dot(cotangent_RxH, value_RxH, 1, 1), kept_RxR)
+    weights_RxR = drop(head, softmax_RxR.astype(dtype), kept_RxR)
+    by_value_RxH = dot(weights_RxR, cotangent_RxH, 0, 0)
+    by_weights_RxR = drop(head, dot(cotangent_RxH, value_RxH, 1, 1), kept_RxR)
     mean_Rx1 = jnp.sum(softmax_RxR * by_weights_RxR, axis=1, keepdims=True)
     by_scores_RxR = (softmax_RxR * (by_weights_RxR - mean_Rx1)).astype(dtype)
-    by_query_RxH = _dot(by_scores_RxR, key_RxH, 1, 0).astype(dtype).astype(jnp.float32)
-    return [by_query_RxH / head.scale, _dot(by_scores_RxR, query_RxH, 0, 0), by_value_RxH]
+    by_query_RxH = dot(by_scores_RxR, key_RxH, 1, 0).astype(dtype).astype(jnp.float32)
+    return [by_query_RxH / head.scale, dot(by_scores_RxR, query_RxH, 0, 0), by_value_RxH]
 
 
 def _softmax(query_RxH: jax.Array, key_RxH: jax.Array, visible_1xR: jax.Array) -> jax.Array:
-    scores_RxR = jnp.where(visible_1xR, _dot(query_RxH, key_RxH, 1, 1), _LEAST)
+    scores_RxR = jnp.where(visible_1xR, dot(query_RxH, key_RxH, 1, 1), LEAST)
     powers_RxR = jnp.exp(scores_RxR - jnp.max(scores_RxR, axis=1, keepdims=True))
     return powers_RxR / jnp.sum(powers_RxR, axis=1, keepdims=True)
 
 
-def _drop(head: Head, x_RxR: jax.Array, kept_RxR: jax.Array | None) -> jax.Array:
+def drop(head: Head, x_RxR: jax.Array, kept_RxR: jax.Array | None) -> jax.Array:
+    """Returns weights, or their gradient, with dropout; None for none."""
     if kept_RxR is None:
         return x_RxR
     # In float32, as XLA divides: Triton has no division in bfloat16.
@@ -170,7 +171,8 @@ def _kept(head: Head, seed: jax.Array, n_rows: int) -> Bool[Array, "R R"] | None
     return bits_RxR >= jnp.uint32(int(head.rate * 2**32))
 
 
-def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+def dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+    """Returns the product of two matrices over an axis of each, in float32."""
     axes = (((left_axis,), (right_axis,)), ((), ()))
     return jax.lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
 
@@ -261,7 +263,7 @@ def _gpu_rows(length: int) -> int:
 
 
 def _gpu_call(program: Callable, head: Head, arrays: tuple[jax.Array, ...], name: str) -> Any:
-    """Runs a program for each span and head; the arrays are those of `attend_jointly`'s kernel.
+    """Runs a program for each span and head; the arrays are those of `attend_whole`'s kernel.
 
     With a cotangent as the last, it gives the gradients of product and biases, else the context.
     """

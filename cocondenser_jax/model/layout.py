@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from cocondenser_jax.model.condenser import whole_layers
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.kernels import GPU_HEADS, GPU_LENGTH, TPU_LENGTH, fills_lanes
+from cocondenser_jax.model.kernels import GPU_HEADS, TPU_LENGTH, fills_lanes
 
 _JOINED = ("query", "key", "value")
 
@@ -33,11 +33,10 @@ def why_no_kernel(config: ModelConfig, platform: str, length: int) -> str:
         return (
             "there is none for this device, only for NVIDIA GPUs since Ampere and for TPUs since v4"
         )
-    if backbone.rotary or backbone.relative_bias:
+    if backbone.relative_bias or (backbone.rotary and platform == "tpu"):
         return f"there is none for the positions of {config.model_type}"
-    longest = GPU_LENGTH if platform == "gpu" else TPU_LENGTH
-    if length > longest:
-        return f"on a {platform.upper()} it takes up to {longest} tokens, not {length}"
+    if platform == "tpu" and length > TPU_LENGTH:
+        return f"on a TPU it takes up to {TPU_LENGTH} tokens, not {length}"
     if platform == "gpu" and size not in GPU_HEADS:
         return f"on a GPU it takes heads of {', '.join(map(str, GPU_HEADS))} numbers, not {size}"
     if platform == "tpu" and not fills_lanes(config.num_attention_heads, size):
@@ -70,12 +69,14 @@ def lay_out(config: ModelConfig, layout: Layout, params: Any) -> Any:
 
 
 def _join(layer: Any) -> Any:
-    """Returns a layer's parameters with one matrix and one bias for queries, keys and values."""
+    """Returns a layer's parameters with one matrix for queries, keys and values, and one bias."""
     parts = [layer[name] for name in _JOINED]
     kernel_Dx3D = jnp.concatenate([part["kernel"] for part in parts], axis=1)
-    bias_3D = jnp.concatenate([part["bias"] for part in parts])
+    joined = {"kernel": kernel_Dx3D}
+    if "bias" in parts[0]:
+        joined["bias"] = jnp.concatenate([part["bias"] for part in parts])
     others = {name: x for name, x in layer.items() if name not in _JOINED}
-    return {**others, "joined": {"kernel": kernel_Dx3D, "bias": bias_3D}}
+    return {**others, "joined": joined}
 
 
 def round_maps(params: Any, dtype: str) -> Any:

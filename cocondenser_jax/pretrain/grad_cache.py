@@ -130,7 +130,11 @@ def _add_gradients(
     forward: Forward,
     on_chunk: OnChunk,
 ) -> tuple[Params, Sums]:
-    """Adds to `grads` those of the chunks' surrogates; returns also the sums over chunks."""
+    """Adds to `grads` those of the chunks' surrogates; returns also the sums over chunks.
+
+    The vectors among them are one array until the end: an addition for each bias, and a copy out of
+    the branch for a chunk's length, are a fourth of what a chunk launches on a GPU.
+    """
 
     def surrogate(
         params: Params, chunk: Chunk, cotangents_BxD: Float[Array, "B ..."] | None
@@ -138,17 +142,39 @@ def _add_gradients(
         reps_BxD, loss, sums = forward(params, chunk)
         return loss if cotangents_BxD is None else loss + jnp.vdot(cotangents_BxD, reps_BxD), sums
 
-    def step(grads: Params, xs: tuple[Chunk, Any]) -> tuple[Params, Sums]:
+    def step(joined: list[jax.Array], xs: tuple[Chunk, Any]) -> tuple[list[jax.Array], Sums]:
         chunk, cotangents_BxD = xs
 
-        def add(chunk: Chunk) -> tuple[Params, Sums]:
+        def add(chunk: Chunk) -> tuple[list[jax.Array], Sums]:
             chunk_grads, sums = jax.grad(surrogate, has_aux=True)(params, chunk, cotangents_BxD)
-            return jax.tree.map(jnp.add, grads, chunk_grads), sums
+            return jax.tree.map(jnp.add, joined, _join_vectors(chunk_grads)), sums
 
         return on_chunk(add, chunk)
 
-    grads, sums_C = jax.lax.scan(step, grads, (chunks, cotangents_CxBxD))
-    return grads, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C)
+    joined, sums_C = jax.lax.scan(step, _join_vectors(grads), (chunks, cotangents_CxBxD))
+    return _split_vectors(joined, params), jax.tree.map(lambda x: jnp.sum(x, axis=0), sums_C)
+
+
+def _join_vectors(tree: Params) -> list[jax.Array]:
+    """Returns the matrices of a tree, and all its vectors as one array at the end."""
+    leaves = jax.tree.leaves(tree)
+    vectors = [x.reshape(-1) for x in leaves if x.ndim < 2]
+    return [x for x in leaves if x.ndim >= 2] + ([jnp.concatenate(vectors)] if vectors else [])
+
+
+def _split_vectors(joined: list[jax.Array], like: Params) -> Params:
+    """Returns the tree of `_join_vectors`, in the form of another tree."""
+    leaves, structure = jax.tree.flatten(like)
+    matrices, vector = iter(joined), joined[-1]
+    end = 0
+    found = []
+    for x in leaves:
+        if x.ndim < 2:
+            found.append(vector[end : end + x.size].reshape(x.shape))
+            end += x.size
+        else:
+            found.append(next(matrices))
+    return jax.tree.unflatten(structure, found)
 
 
 def _joined(chunks: Chunk) -> Chunk:

@@ -72,21 +72,21 @@ def test_the_papers_step_stays_within_its_budget():
     passes = [line.partition(" launches, ")[2] for line in lines if "chunk" in line]
     n_launches = sum(int(line.rpartition(": ")[2].replace(",", "")) for line in kinds)
     written = sum(float(each.split()[0]) for each in passes)
-    assert n_launches <= 72_000
-    assert written / 64 <= 0.165
+    assert n_launches <= 57_000
+    assert written / 64 <= 0.161
 
 
 KERNEL = """
 import jax, jax.numpy as jnp
 from cocondenser_jax.model.attention import AttentionSettings
-from cocondenser_jax.model.kernels import attend_jointly
+from cocondenser_jax.model.joint import attend_jointly
 from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
 prepare_to_plan()
 machine = find_machine("{machine}")
 place = jax.sharding.SingleDeviceSharding(machine.devices[0])
 def both(product, bias, mask, seeds, cotangent):
     attend = lambda product, bias: attend_jointly(
-        product, bias, mask, seeds, AttentionSettings(12, 0.1), "{platform}")
+        product, bias, mask, seeds, AttentionSettings(12, 0.1, *{more}), "{platform}")
     context, pull_back = jax.vjp(attend, product, bias)
     return context, pull_back(cotangent)
 shape = jax.ShapeDtypeStruct
@@ -97,39 +97,46 @@ mapped = jax.jit(both, in_shardings=place, out_shardings=place)
 mapped.lower(*arrays).compile(machine.options)
 """
 
+LOCAL = 64, 1e4  # window and rotary positions
 
-MACHINES = [("h100-1", 112), ("v5e-8", 112)]
+
+MACHINES = [("h100-1", 112), ("h100-1", 1000), ("v5e-8", 112)]
 if os.environ.get("PLAN_GPU") == "all":
     MACHINES += [("a100-80gb-1", 128), ("l4-1", 128), ("rtx4090-1", 128), ("v4-8", 128)]
-    MACHINES += [("v6e-8", 512)]
+    MACHINES += [("v6e-8", 512), ("a100-80gb-1", 1000), ("l4-1", 1000), ("rtx4090-1", 1000)]
 
 
 @pytest.mark.parametrize(("machine", "length"), MACHINES)
 def test_attentions_kernels_are_compiled_for_machines_that_are_not_here(machine, length):
     is_tpu = machine.startswith("v")
     pytest.importorskip("libtpu" if is_tpu else "jax_plugins.xla_cuda13")
-    program = KERNEL.format(machine=machine, platform="tpu" if is_tpu else "gpu", length=length)
+    platform, more = "tpu" if is_tpu else "gpu", LOCAL if length > 512 else ()
+    program = KERNEL.format(machine=machine, platform=platform, length=length, more=more)
     subprocess.run([sys.executable, "-c", program], env=clean(), check=True, capture_output=True)
 
 
-def test_attentions_kernels_keep_their_numbers_in_registers(tmp_path):
+@pytest.mark.parametrize(
+    ("length", "kernel", "most_spilled"), [(128, "attention", 84), (1000, "block_attention", 0)]
+)
+def test_attentions_kernels_keep_their_numbers_in_registers(length, kernel, most_spilled, tmp_path):
     """On an H100, as NVIDIA's assembler says: bytes that spill from registers to memory."""
     pytest.importorskip("jax_plugins.xla_cuda13")
     (assembler,) = Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/ptxas")
-    program = KERNEL.format(machine="h100-1", platform="gpu", length=128)
+    more = LOCAL if length > 512 else ()
+    program = KERNEL.format(machine="h100-1", platform="gpu", length=length, more=more)
     environment = clean(XLA_FLAGS=f"--xla_dump_to={tmp_path}")
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     spilled = {}
     for path in tmp_path.glob("*.ptx"):
-        if not (found := re.search(r"\.entry (attention\w*)", path.read_text())):
+        if not (found := re.search(r"\.entry ((?:block_)?attention\w*)", path.read_text())):
             continue
         command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
         said = subprocess.run(command, check=True, capture_output=True, text=True)
         numbers = re.findall(r"(\d+) bytes spill stores", said.stderr + said.stdout)
         spilled[found[1]] = int(numbers[0])
-    assert spilled.keys() == {"attention", "attention_gradient"}
-    assert spilled["attention"] == 0
-    assert spilled["attention_gradient"] <= 84
+    assert spilled.keys() == {kernel, f"{kernel}_gradient"}
+    assert spilled[kernel] == 0
+    assert spilled[f"{kernel}_gradient"] <= most_spilled
 
 
 LOSS = """

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cocondenser_jax.model import kernels
-from cocondenser_jax.model.attention import AttentionSettings, attend_jointly_by_xla, head_seeds
+from cocondenser_jax.model import blocks, joint, kernels
+from cocondenser_jax.model.attention import AttentionSettings, head_seeds
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.kernels import attend_jointly
+from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
 from cocondenser_jax.model.layout import why_no_kernel
+from cocondenser_jax.pretrain.trial import draw_arrays, with_gradient
 from tests.world import relative_error
 
 N_HEADS = 4
@@ -70,15 +71,54 @@ def test_a_kernel_is_the_attention_of_xla(platform, length, size, dtype, rate):
     assert context @ expected / (expected @ expected) == pytest.approx(1, abs=3e-4)
 
 
+# Four blocks of 16, the last one cut; a window that ends within a block, and one that is narrow.
+@pytest.mark.parametrize(
+    ("length", "size", "dtype", "rate", "width", "base", "biases"),
+    [
+        (57, 32, "float32", 0.1, None, 0.0, True),
+        (64, 16, "float32", 0.0, None, 1e4, False),
+        (57, 16, "float32", 0.1, 11, 1e4, False),
+        (50, 16, "float32", 0.1, 20, 0.0, True),
+        (57, 32, "bfloat16", 0.1, None, 1e4, True),
+        (57, 32, "bfloat16", 0.0, 18, 1e4, False),
+    ],
+)
+def test_blocks_are_the_attention_of_xla(
+    length, size, dtype, rate, width, base, biases, monkeypatch
+):
+    monkeypatch.setattr(blocks, "BLOCK", 16)
+    monkeypatch.setattr(joint, "GPU_LENGTH", 16)
+    settings = AttentionSettings(N_HEADS, rate, width, base)
+    arrays = draw_arrays(settings, size, length, dtype)
+    if not biases:
+        arrays = arrays._replace(bias_3D=None)
+    found = with_gradient(functools.partial(attend_jointly, platform="gpu"), arrays, settings)
+    expected = with_gradient(attend_jointly_by_xla, arrays, settings)
+    for name, value in expected.items():
+        # XLA's own gradient of queries is 0.0072 from that of float32.
+        tolerance = 1e-6 if dtype == "float32" else 5e-3 if name == "output" else 1e-2
+        assert relative_error(found[name], value) <= tolerance, name
+
+
+def test_a_window_skips_blocks():
+    """Of a block in the middle the neighbors are computed, and none that the window misses."""
+    assert [int(x) for x in blocks._near(jnp.int32(5), 64, 8192)] == [4, 7]
+    assert [int(x) for x in blocks._near(jnp.int32(0), 64, 8192)] == [0, 2]
+    assert [int(x) for x in blocks._near(jnp.int32(127), 64, 8192)] == [126, 128]
+    assert [int(x) for x in blocks._near(jnp.int32(5), 65, 8192)] == [3, 8]
+    assert [int(x) for x in blocks._near(jnp.int32(5), None, 8190)] == [0, 128]
+
+
 @pytest.mark.parametrize(
     ("changes", "platform", "length", "reason"),
     [
         ({}, "gpu", 128, ""),
         ({}, "tpu", 512, ""),
         ({}, "cpu", 128, "there is none for this device"),
-        ({}, "gpu", 129, "on a GPU it takes up to 128 tokens, not 129"),
+        ({}, "gpu", 8192, ""),
+        ({"model_type": "modernbert"}, "gpu", 128, ""),
         ({}, "tpu", 513, "on a TPU it takes up to 512 tokens, not 513"),
-        ({"model_type": "modernbert"}, "gpu", 128, "none for the positions of modernbert"),
+        ({"model_type": "modernbert"}, "tpu", 128, "none for the positions of modernbert"),
         ({"model_type": "mpnet", "pad_token_id": 1}, "tpu", 128, "the positions of mpnet"),
         ({"num_attention_heads": 16}, "gpu", 128, "heads of 16, 32, 64 numbers, not 48"),
         ({"num_attention_heads": 16}, "tpu", 128, "16 heads of 48 do not fill its lanes"),

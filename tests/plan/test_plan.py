@@ -127,6 +127,33 @@ def test_the_papers_steps_are_compiled_for_gpus(tmp_path, stage, topology):
     assert planned["memory, in all (GiB)"] < 9
 
 
+@pytest.mark.skipif(os.environ.get("PLAN_GPU") != "all", reason="make plan-gpu: ModernBERT-base")
+@pytest.mark.parametrize("topology", ["l4-1", "rtx4090-1"])
+def test_modernbert_trains_on_8192_tokens_with_24_gb(tmp_path, topology):
+    """By XLA, attention alone would keep 33 GiB of weights."""
+    network = {
+        "model_type": "modernbert",
+        "num_hidden_layers": 22,
+        "intermediate_size": 1152,
+        "skip_from": 11,
+        "max_position_embeddings": 8192,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    planned = small_plan(
+        tmp_path,
+        "--config=configs/cocondenser.py",
+        *(f"--config.model.{name}={value}" for name, value in network.items()),
+        "--config.data.length=8192",
+        "--config.data.batch_size=16",
+        "--config.train.chunk_size=1",
+        topology=topology,
+        compiler="jax_plugins.xla_cuda13",
+    )
+    assert planned["attention"] == "gpu"
+    assert planned["fits"] == "yes"
+
+
 @pytest.mark.parametrize(
     ("available", "fits", "largest"),
     [

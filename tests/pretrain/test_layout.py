@@ -10,7 +10,7 @@ import pytest
 from cocondenser_jax.corpus.batches import make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model import kernels
+from cocondenser_jax.model import blocks, kernels
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.layout import Layout, round_maps
 from cocondenser_jax.pretrain.devices import choose_layout
@@ -65,11 +65,18 @@ def test_kept_chunks_change_no_gradient(config, n_devices, chunk_size, n_kept, r
     assert_same(kept, twice)
 
 
-@pytest.mark.parametrize("n_devices", [1, 8])
-def test_a_step_with_the_kernel_is_that_without(config, n_devices, monkeypatch):
-    """Attention in a kernel, of joined matrices; a padded vocabulary; kept chunks."""
+@pytest.mark.parametrize(("n_devices", "model_type"), [(1, "bert"), (8, "bert"), (1, "modernbert")])
+def test_a_step_with_the_kernel_is_that_without(config, n_devices, model_type, monkeypatch):
+    """Attention in a kernel, of joined matrices; a padded vocabulary; kept chunks.
+
+    ModernBERT's is in blocks, with rotary positions, no biases, and windows.
+    """
     call = functools.partial(kernels.pl.pallas_call, interpret=True)
     monkeypatch.setattr(kernels.pl, "pallas_call", call)
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    shape = {"model_type": model_type, "num_hidden_layers": 4, "local_attention": 6}
+    if model_type == "modernbert":
+        config = changed(config, **{f"model__{name}": value for name, value in shape.items()})
     expected = losses_and_gradient(config, n_devices, chunk_size=2)
     layout = Layout(attention="gpu", vocabulary=64)
     found = losses_and_gradient(config, n_devices, chunk_size=2, kept_chunks=1, layout=layout)
@@ -124,7 +131,8 @@ def test_a_machine_has_its_layout(config):
 
     assert layout("cpu", "cpu") == Layout()
     assert layout("cuda", "NVIDIA H200") == layout("gpu", "NVIDIA H200") == Layout("gpu", 64, True)
-    assert layout("gpu", "NVIDIA L4", 129) == Layout("xla", 64, True)
+    assert layout("gpu", "NVIDIA L4", 129) == Layout("gpu", 64, True)
+    assert layout("tpu", "TPU v4", 513) == Layout("xla", 1, True)
     assert layout("gpu", "NVIDIA L4", attention="xla", dtype="float32") == Layout("xla", 64)
     assert layout("tpu", "TPU v4") == Layout("tpu", 1, True)
     assert layout("tpu", "TPU v3") == Layout("xla", 1, True)
@@ -132,7 +140,7 @@ def test_a_machine_has_its_layout(config):
     assert choose_layout(model_config, loss, 128, older) == Layout("xla", 64, True)
     older = [Device("gpu", "NVIDIA V100", "7.0")]
     assert choose_layout(model_config, loss, 128, older) == Layout("xla", 64, True)
-    none = ("cpu", "cpu", 16), ("tpu", "TPU v3", 16), ("gpu", "NVIDIA L4", 129)
+    none = ("cpu", "cpu", 16), ("tpu", "TPU v3", 16), ("tpu", "TPU v4", 513)
     for platform, kind, length in none:
         with pytest.raises(UserError, match=r"config.train.attention is 'kernel': .*expected auto"):
             layout(platform, kind, length, attention="kernel")

@@ -11,8 +11,8 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import log_once
 from cocondenser_jax.model import kernels
-from cocondenser_jax.model.attention import AttentionSettings, attend_jointly_by_xla
-from cocondenser_jax.model.kernels import attend_jointly
+from cocondenser_jax.model.attention import AttentionSettings
+from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
 from cocondenser_jax.pretrain import trial
 from cocondenser_jax.pretrain.devices import settle_attention
 from cocondenser_jax.pretrain.loop import train
@@ -64,7 +64,7 @@ def test_a_right_kernel_has_no_fault(dtype):
         (other_masks, "its gradient of"),
         (other_scale, "its gradient of queries differs from XLA's by 0.3"),
         (sees_padding, "its gradient of"),
-        (not_a_number, "its output differs from XLA's by inf of its norm, expected at most 0.01"),
+        (not_a_number, "its output differs from XLA's by inf of its norm, expected at most 0.02"),
         (not_compiled, "it fails: no lowering of this"),
     ],
 )
@@ -118,5 +118,5 @@ def test_a_wrong_kernel_that_was_asked_for_ends_the_run(config, tmp_path, capsys
     assert line.startswith(
         "cocondenser: config.train.attention is 'kernel': the kernel of attention on cpu: at 14"
     )
-    assert line.endswith("expected at most 0.01; expected auto or xla")
+    assert line.endswith("expected at most 0.02; expected auto or xla")
     assert not (tmp_path / "run" / "run.json").exists()

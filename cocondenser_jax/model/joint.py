@@ -1,0 +1,78 @@
+"""Attention of all rows from one product of queries, keys and values: by a kernel, or by XLA.
+
+Shapes as in `attention.py`; D is the hidden size.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped, UInt32
+
+from cocondenser_jax.model.attention import AttentionSettings, attend_rows, rotary_speeds
+from cocondenser_jax.model.blocks import attend_in_blocks
+from cocondenser_jax.model.dropout import Input
+from cocondenser_jax.model.kernels import GPU_LENGTH, attend_whole
+
+
+def attend_jointly(
+    product_BxLx3D: Float[Array, "B L D3"],
+    bias_3D: Float[Array, " D3"] | None,
+    mask_BxL: Shaped[Input, "B L"],
+    seeds_BxN: UInt32[Array, "B N"] | None,
+    settings: AttentionSettings,
+    platform: str,
+) -> Float[Array, "B L D"]:
+    """Returns `context_BxLxD`: attention of all tokens of each span to those that the mask shows.
+
+    Args:
+      product_BxLx3D: queries, keys and values of all heads, without biases and not scaled.
+      bias_3D: theirs; None for none.
+      mask_BxL: true (or 1) at tokens.
+      seeds_BxN: of dropout, see `attention.head_seeds`; None for none.
+      settings: of the layer.
+      platform: whose kernel: `gpu` or `tpu`.
+    """
+    is_short = product_BxLx3D.shape[1] <= GPU_LENGTH
+    is_plain = not settings.base and settings.width is None
+    if bias_3D is not None and (platform == "tpu" or (is_short and is_plain)):
+        return attend_whole(product_BxLx3D, bias_3D, mask_BxL, seeds_BxN, settings, platform)
+    n_spans, length, size_3 = product_BxLx3D.shape
+    joined = _with_bias(product_BxLx3D, bias_3D).reshape(n_spans, length, 3, settings.n_heads, -1)
+    scale = jnp.sqrt(joined.shape[-1]).astype(joined.dtype)
+    query, key, value = joined[:, :, :1] / scale, joined[:, :, 1:2], joined[:, :, 2:]
+    if settings.base:
+        query, key = _rotate(query, settings.base), _rotate(key, settings.base)
+    joined_BxLx3D = jnp.concatenate([query, key, value], axis=2).reshape(n_spans, length, size_3)
+    return attend_in_blocks(joined_BxLx3D, mask_BxL, seeds_BxN, settings)
+
+
+def attend_jointly_by_xla(
+    product_BxLx3D: Float[Array, "B L D3"],
+    bias_3D: Float[Array, " D3"] | None,
+    mask_BxL: Shaped[Input, "B L"],
+    seeds_BxN: UInt32[Array, "B N"] | None,
+    settings: AttentionSettings,
+) -> Float[Array, "B L D"]:
+    """Returns what `attend_jointly` does, as three linear maps would have it."""
+    n_spans, length, size_3 = product_BxLx3D.shape
+    joined_BxLx3D = _with_bias(product_BxLx3D, bias_3D)
+    parts = joined_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)
+    query_BxNxHxL, key_BxNxHxL, value_BxNxHxL = jnp.transpose(parts, (2, 0, 3, 4, 1))
+    arrays = query_BxNxHxL, key_BxNxHxL, value_BxNxHxL
+    context_BxNxHxL = attend_rows(arrays, None, mask_BxL, seeds_BxN, settings)
+    return context_BxNxHxL.transpose(0, 3, 1, 2).reshape(n_spans, length, size_3 // 3)
+
+
+def _with_bias(product_BxLx3D: jax.Array, bias_3D: jax.Array | None) -> jax.Array:
+    if bias_3D is None:
+        return product_BxLx3D
+    return product_BxLx3D + bias_3D.astype(product_BxLx3D.dtype)[None, None]
+
+
+def _rotate(x_BxLx1xNxH: jax.Array, base: float) -> jax.Array:
+    """Rotates queries or keys as `attention.rotate` does."""
+    length, half = x_BxLx1xNxH.shape[1], x_BxLx1xNxH.shape[-1] // 2
+    angles_LxF = jnp.arange(length)[:, None] * rotary_speeds(half, base)[None]
+    cos, sin = (f(angles_LxF)[None, :, None, None] for f in (jnp.cos, jnp.sin))
+    left, right = jnp.split(x_BxLx1xNxH.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return turned.astype(x_BxLx1xNxH.dtype)

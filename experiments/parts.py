@@ -25,7 +25,16 @@ from cocondenser_jax.files.whole import new_file
 from experiments.protocol import protocol_file, require_protocol
 from experiments.reproduce import EXPERIMENTS
 from papers.program import execute
-from papers.steps import Command, Folders, Step, finished, require_data, run_steps, unfinished
+from papers.steps import (
+    Command,
+    Folders,
+    Refused,
+    Step,
+    finished,
+    require_data,
+    run_steps,
+    unfinished,
+)
 from papers.tables import goals_of, load_tables
 
 Execute = Callable[[Command, float], int]  # with the seconds that are left
@@ -126,6 +135,8 @@ def main(arguments: Sequence[str] | None = None, run: Execute = execute) -> None
             n_left = run_part(wanted, folders, given.minutes * 60, run)
         finally:  # also what was made before a command failed
             pack(wanted, folders, given.state, *protocol_file(given.table, folders))
+    except Refused:
+        parser.exit(2)
     except UserError as error:
         parser.exit(2, f"parts: {error}\n")
     print(f"{n_left} steps are left; {given.state} has {given.state.stat().st_size / 1e6:.0f} MB")

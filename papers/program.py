@@ -19,6 +19,7 @@ from papers.gpus import on_gpus
 from papers.steps import (
     Command,
     Folders,
+    Refused,
     Step,
     removable,
     require_data,
@@ -60,6 +61,8 @@ def run_program(study: Study, description: str, argv: Sequence[str] | None = Non
             _print_tables(study)
         else:
             _reproduce(study, arguments)
+    except Refused:
+        parser.exit(2)
     except UserError as error:
         parser.exit(2, f"reproduce: {error}\n")
 

@@ -18,6 +18,10 @@ from cocondenser_jax.retriever.compare.steps import make_once
 Command = list[str]
 
 
+class Refused(UserError):
+    """A command ended with status 2, after a line that says why: nothing is to be added."""
+
+
 class Best(NamedTuple):
     """The value of a setting with the best `metric`, and the steps that measure each value."""
 
@@ -190,6 +194,8 @@ def run_steps(
 ) -> None:
     """Runs steps by `execute`, which returns the exit status; a UserError if that is not 0.
 
+    It is `Refused` if the status is 2.
+
     `seconds.json` in the working folder gets how long each took. `after_each` is called after every
     step.
     """
@@ -200,7 +206,8 @@ def run_steps(
         for words in step.commands:
             command = [_with_values(word, chosen) for word in words]
             if status := execute(command):
-                raise UserError(f"exit status {status}: {shlex.join(command)}")
+                kind = Refused if status == 2 else UserError
+                raise kind(f"exit status {status}: {shlex.join(command)}")
 
     for path, step in steps.items():
         make_once(folders.work, path, partial(run, step))

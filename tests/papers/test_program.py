@@ -18,7 +18,7 @@ from papers import commands
 from papers.gpus import on_gpus
 from papers.program import Study, execute, run_program
 from papers.reproduce import PAPERS, main
-from papers.steps import Step
+from papers.steps import Folders, Step, run_steps
 from papers.tables import load_tables
 
 TABLES = load_tables(PAPERS.folder)
@@ -90,6 +90,21 @@ def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch, capsys):
     assert said in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("status", "said"), [(2, ""), (1, "reproduce: exit status 1: false 1\n")])
+def test_a_command_that_has_said_why_it_ended_is_not_named_again(
+    status, said, tmp_path, monkeypatch, capsys
+):
+    step = Step(tmp_path / "out", [["false", "1"]])
+
+    def begin(*_):
+        run_steps({tmp_path / "out": step}, Folders(tmp_path, tmp_path), lambda command: status)
+
+    monkeypatch.setattr("papers.program._reproduce", begin)
+    with pytest.raises(SystemExit, match="2"):
+        main(["co/table1"])
+    assert capsys.readouterr().err == said
 
 
 def test_a_row_runs_in_processes_of_its_own(beir, tmp_path, capfd):

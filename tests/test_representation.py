@@ -337,6 +337,14 @@ def test_other_values_are_no_representation(change):
         (MODULES, [{"type": "x.Module", "path": ""}], "has a module 'x.Module', which needs code"),
         (MODULES, [], "makes its vectors by no modules; expected Transformer, Pooling"),
         (MODULES, [{"path": ""}], "has a modules.json without the type and path"),
+        (
+            MODULES,
+            [
+                {"type": "sentence_transformers.models.Transformer", "path": "0" * 300},
+                {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+            ],
+            "cannot be read as its modules.json says: File name too long",
+        ),
         (MODULES, {"type": "x"}, "has a modules.json without the type and path"),
         (
             SETTINGS,

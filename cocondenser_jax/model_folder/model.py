@@ -118,6 +118,8 @@ def open_model(
         published, lowers_case = _published(path, modules, networks, read)
     except ValueError as error:
         raise UserError(f"{path} {error}") from error
+    except OSError as error:  # a name that is too long for a file, say
+        raise UserError(f"{path} cannot be read as its {MODULES} says: {error.strerror}") from error
     opened = ModelFolder(
         name=str(name_or_folder),
         path=path,

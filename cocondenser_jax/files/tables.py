@@ -64,7 +64,10 @@ _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
 _MAX_NAME = 40  # characters; what is longer is no name of a column
 # First lines of .txt files that are no texts: how a message names them.
 _NO_PROSE = {
-    "a tag of TREC's topics or documents": re.compile(r"\s*</?(top|num|title|doc|docno)\b", re.I),
+    "a tag of TREC's topics or documents": re.compile(
+        r"<\?xml|</?(top|topics?|num|number|title|docs?|docno|parameters|queries|query)\b", re.I
+    ),
+    "an id before a colon": re.compile(r"(\d+:)+[^\W\d_]"),
     "a result of a run": re.compile(r"\S+\s+Q0\s+\S+\s+\d+\s+\S+\s+\S+$"),
     "a judgment": re.compile(r"\S+\s+(0|Q0)\s+\S+\s+-?\d+$"),
 }

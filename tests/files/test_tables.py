@@ -178,6 +178,11 @@ def test_a_second_line_of_names_is_refused():
     [
         "<top>\n<num> Number: 1",
         "<DOC>\n<DOCNO> 1 </DOCNO>",
+        '<topics task="a">\n<topic number="1">',
+        '<?xml version="1.0"?>\n<topics>',
+        "<parameters>\n<query>",
+        "701:who asks\n702:what",
+        "1:20001:who asks",
         "q1 Q0 d7 1 3.5 bm25\nq1 Q0 d8 2 3.4 bm25",
         "1\t7\t1\r\n1\t8\t2",
         "q1 0 d7 1",
@@ -189,7 +194,9 @@ def test_lines_that_are_no_texts_are_refused(text):
         require_prose(Path("a.txt"), enumerate(text.split("\n"), start=1))
 
 
-@pytest.mark.parametrize("text", ["", "one\n\ttwo", "a < b\tc\nd", "<b> is a tag"])
+@pytest.mark.parametrize(
+    "text", ["", "one\n\ttwo", "a < b\tc\nd", "<b> is a tag", "12:30 is noon", "1: a"]
+)
 def test_other_lines_are_texts(text):
     require_prose(Path("a.txt"), enumerate(text.split("\n"), start=1))
 

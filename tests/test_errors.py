@@ -13,6 +13,10 @@ from cocondenser_jax.errors import (
     name_extra,
     whole_message,
 )
+from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.representation import Representation
+from cocondenser_jax.retriever.search.embeddings import Manifest
+from tests.world import write_store
 
 
 def test_user_error_is_one_line():
@@ -85,7 +89,27 @@ def test_a_missing_package_of_no_extra_is_not_worded(name):
     assert name_extra(ModuleNotFoundError(name=name)) is None
 
 
-PRETRAIN = ["pretrain", "--config=configs/small.py", "--workdir=run", "--config.data.store=none"]
+PRETRAIN = [
+    "pretrain",
+    "--config=configs/small.py",
+    "--workdir=run",
+    "--config.data.store=made/store",
+]
+MANIFEST = Manifest(
+    model="m",
+    model_sha256="",
+    representation=Representation(),
+    max_length=None,
+    precision="float32",
+    backend="torch",
+    batch_size=1,
+    dimension=1,
+    dtype="float32",
+    corpus="c",
+    corpus_sha256="",
+    passages=1,
+    shard_size=1,
+)
 IN_PARTS = ["--corpus=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
 
 
@@ -93,12 +117,17 @@ IN_PARTS = ["--corpus=a.txt", "--tokenizer=t", "--out=store", "--tasks=2"]
     ("package", "command"),
     [
         ("jax", ["convert", "--run_dir=run", "--out=m"]),
-        ("faiss", ["index", "--embeddings=e", "--out=i"]),
+        ("faiss", ["index", "--embeddings=vectors", "--out=i"]),
         ("datatrove", ["corpus", *IN_PARTS, "--executor=slurm"]),
         ("wandb", [*PRETRAIN, "--config.tracker=wandb"]),
     ],
 )
 def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package, command):
+    write_store(
+        tmp_path / "made", ["one two three four five six seven eight nine ten"]
+    )  # missing files are looked for first
+    write_json(tmp_path / "run" / "run.json", {})
+    write_json(tmp_path / "vectors" / "manifest.json", MANIFEST.to_json())
     code = f"import sys; sys.modules[{package!r}] = None\n"
     code += "from cocondenser_jax.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
@@ -107,7 +136,8 @@ def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package,
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"cocondenser: {package} is missing; it comes with: pip install")
     assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {"made", "run", "vectors"}
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,6 @@ _LANGUAGE = flag(
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
-    from cocondenser_jax.files.runs import require_own
-
-    require_own(workdir / "started.json")
-    # These load JAX and PyTorch, which a folder of something else need not wait for.
     from cocondenser_jax.pipelines.quickstart import quickstart
     from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.retriever.compare.report import comparison_table
@@ -76,10 +72,10 @@ def adapt(
     overrides,
 ):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
-    from cocondenser_jax.corpus.sources import require_source
-    from cocondenser_jax.model_folder.hub import require_model
+    from cocondenser_jax.pipelines.adapt import adapt
+    from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.representation import Given
-    from cocondenser_jax.retriever.compare.trial import Trial, require_files, with_first
+    from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
     given = Given(
         pooling=pooling,
@@ -97,13 +93,6 @@ def adapt(
             ignore_identical_ids=ignore_identical_ids,
             corpus=corpus if data.is_file() else None,
         )
-        require_files(trial)
-    require_source(corpus)
-    require_model(model)
-    # These load JAX and PyTorch, which a mistake above need not wait for.
-    from cocondenser_jax.pipelines.adapt import adapt
-    from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
-
     prepare_libtpu()
     require_devices()
     table, summary, search = adapt(workdir, corpus, model, trial, overrides, given)
@@ -129,8 +118,8 @@ def compare(
     data, corpus, model, workdir, split, metric, language, test_passages, ignore_identical_ids
 ):
     """Compare BM25 and models, alone and fused, on your queries, judged or not; resumes."""
-    from cocondenser_jax.model_folder.hub import require_model
-    from cocondenser_jax.retriever.compare.trial import Trial, require_files, with_first
+    from cocondenser_jax.retriever.compare.compare import compare
+    from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
     trial = Trial(
         data=data,
@@ -141,12 +130,6 @@ def compare(
         ignore_identical_ids=ignore_identical_ids,
         corpus=corpus,
     )
-    require_files(trial)
-    for each in model:
-        require_model(each)
-    # This loads PyTorch, which a mistake above need not wait for.
-    from cocondenser_jax.retriever.compare.compare import compare
-
     table, summary, search = compare(workdir, trial, model)
     _print_outcome(workdir, table, summary)
     _print_search(search)
@@ -185,10 +168,6 @@ def _print_search(flags: Sequence[str]) -> None:
 )
 def report(run_dir, out):
     """Write one HTML page with the curves, settings, data and versions of runs."""
-    from cocondenser_jax.files.runs import require_run_folder
-
-    for each in run_dir:
-        require_run_folder(each, "run.json", "finetune.json")
     from cocondenser_jax.retriever.compare.report import write_run_report
 
     write_run_report(run_dir, out)

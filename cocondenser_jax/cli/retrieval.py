@@ -88,7 +88,7 @@ def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> A
 
 @command(
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
-    required("--model", str, "the retriever: a folder or Hub name"),
+    required("--model", Path, "the retriever: a folder or Hub name"),
     required("--corpus", CORPUS, f"passages: {DOCUMENTS}"),
     COLUMNS,
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
@@ -140,14 +140,8 @@ def encode(
 ):
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.files.remote import output_folder
-    from cocondenser_jax.model_folder.hub import require_model
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given
-    from cocondenser_jax.retriever.data.folder import corpus_source
-
-    require_model(model)
-    corpus_source(corpus)
-    # These load PyTorch, which a missing folder or file need not wait for.
     from cocondenser_jax.retriever.search.embeddings import write_parquet
     from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus, require_place
     from cocondenser_jax.retriever.search.quantized import QUANTIZED
@@ -201,9 +195,6 @@ def encode(
 def index(embeddings, out, factory, json_out):
     """Build a faiss index of embeddings."""
     from cocondenser_jax.files.remote import output_folder
-    from cocondenser_jax.retriever.search.embeddings import require_embeddings
-
-    require_embeddings(embeddings)
     from cocondenser_jax.retriever.search.index import build_index
 
     with output_folder(out) as folder:
@@ -217,7 +208,7 @@ def index(embeddings, out, factory, json_out):
     _EMBEDDINGS,
     flag("--corpus", CORPUS, f"or passages, for BM25 without a model: {DOCUMENTS}"),
     CORPUS_COLUMNS,
-    flag("--model", str, _MODEL, goes_with=("index", "embeddings")),
+    flag("--model", Path, _MODEL, goes_with=("index", "embeddings")),
     *_dense_search(goes_with=("index", "embeddings")),
     flag("--language", str, _LANGUAGE, goes_with=("hybrid", "corpus")),
     flag("--query", str, "query text (default: every line of standard input, until Ctrl-D)"),
@@ -251,13 +242,7 @@ def search(
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
-        from cocondenser_jax.model_folder.hub import require_model
         from cocondenser_jax.model_folder.model import open_model
-        from cocondenser_jax.retriever.search.embeddings import require_embeddings
-
-        require_embeddings(index or embeddings)
-        require_model(model)
-        # These load PyTorch, which a missing folder need not wait for.
         from cocondenser_jax.retriever.search.opening import open_index
         from cocondenser_jax.retriever.search.search import search_text_timed
 
@@ -317,7 +302,7 @@ def _typed_queries() -> Iterator[str]:
     "retrieve --index=runs/index --model=runs/retriever --data=data --run_out=runs/test.trec",
     _INDEX,
     _EMBEDDINGS,
-    required("--model", str, _MODEL),
+    required("--model", Path, _MODEL),
     *_dense_search(),
     flag("--language", str, _LANGUAGE, goes_with="hybrid"),
     *RUN_OF_DATA,
@@ -341,24 +326,19 @@ def retrieve(
     ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.model_folder.hub import require_model
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.data.folder import (
         read_asked,
         relevant_passages,
         warn_of_missing,
     )
-    from cocondenser_jax.retriever.search.embeddings import require_embeddings
-
-    require_one(index=index, embeddings=embeddings)
-    require_embeddings(index or embeddings)
-    require_model(model)
-    asked = read_asked(data, split, ignore_identical_ids=ignore_identical_ids)
-    relevant = relevant_passages(asked.qrels)
-    # These load PyTorch, which a mistake above need not wait for.
     from cocondenser_jax.retriever.search.opening import open_index
     from cocondenser_jax.retriever.search.search import count_passages, retrieve, warn_of_copies_in
 
+    require_one(index=index, embeddings=embeddings)
+    # A mistake in them need not wait for the index.
+    asked = read_asked(data, split, ignore_identical_ids=ignore_identical_ids)
+    relevant = relevant_passages(asked.qrels)
     opened = open_index(
         index or embeddings,
         open_model(model, None),

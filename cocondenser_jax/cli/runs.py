@@ -85,7 +85,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
 
 @command(
     "rerank --model=runs/ce/cross_encoder --data=data --run=test.trec --run_out=reranked.trec",
-    required("--model", str, "the cross-encoder: a folder or Hub name"),
+    required("--model", Path, "the cross-encoder: a folder or Hub name"),
     required("--run", Path, "TREC run to score"),
     *RUN_OF_DATA,
     _CORPUS,
@@ -109,15 +109,7 @@ def rerank(
     ignore_identical_ids,
 ):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
-    from cocondenser_jax.model_folder.hub import require_model
     from cocondenser_jax.model_folder.model import open_network
-    from cocondenser_jax.retriever.data.folder import require_asked
-    from cocondenser_jax.retriever.data.trec import require_run
-
-    require_model(model)
-    require_run(run)
-    require_asked(data, split)
-    # This loads PyTorch, which a mistake above need not wait for.
     from cocondenser_jax.retriever.search.rerank import Candidates, rerank
 
     candidates = Candidates(

@@ -104,11 +104,9 @@ def corpus(
 )
 def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
     """Pre-train a Condenser or coCondenser; run it again to resume."""
-    from cocondenser_jax.corpus.store import require_stores
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides)
-    require_stores(Path(experiment.data.store))
 
     # These load JAX, which a wrong setting need not wait for.
     from cocondenser_jax.pipelines.pretraining import folder_probes
@@ -134,15 +132,11 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 )
 def plan(config, overrides, topology, json_out):
     """Compile the training step for TPUs or GPUs that you do not have; report what it needs."""
-    from cocondenser_jax.plan.names import require_machine
+    from cocondenser_jax.plan.machines import prepare_to_plan
+    from cocondenser_jax.plan.plan import plan
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides, complete=False)
-    require_machine(topology)
-    # These load JAX, which a mistake above need not wait for.
-    from cocondenser_jax.plan.machines import prepare_to_plan
-    from cocondenser_jax.plan.plan import plan
-
     prepare_to_plan()
     print_metrics(plan(experiment, topology), json_out)
 
@@ -159,10 +153,6 @@ def _parse_step(text: str) -> int | str:
 )
 def convert(run_dir, out, step):
     """Turn a checkpoint into a Hugging Face folder."""
-    from cocondenser_jax.files.runs import require_run_folder
-
-    require_run_folder(run_dir, "run.json")
-    # This loads JAX, which a missing run need not wait for.
     from cocondenser_jax.pretrain.export import export_run
 
     export_run(run_dir, out, step=step)
@@ -171,20 +161,18 @@ def convert(run_dir, out, step):
 
 @command(
     "resolve --model=BAAI/bge-small-en-v1.5 --out=models/bge-small-en-v1.5",
-    required("--model", str, "the model: a folder or Hub name"),
+    required("--model", Path, "the model: a folder or Hub name"),
     required("--out", Path, "output folder"),
     *GIVEN,
     flag("--title_separator", str, "between title and text (default: the model's own, a space)"),
 )
 def resolve(model, out, **given):
     """Copy a published model, all of it written down: without PyTorch, pretrain starts from it."""
+    from cocondenser_jax.convert.resolve import resolve_model
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given
 
-    opened = open_model(model, Given(**given))
-    from cocondenser_jax.convert.resolve import resolve_model  # it loads JAX
-
-    resolve_model(opened, out)
+    resolve_model(open_model(model, Given(**given)), out)
     print_text(out)
 
 
@@ -206,17 +194,11 @@ def verify(store):
 )
 def finetune(config, overrides, workdir, json_out):
     """Fine-tune a retriever or a cross-encoder."""
-    from cocondenser_jax.model_folder.hub import require_model
-    from cocondenser_jax.retriever.data.folder import split_files
+    from cocondenser_jax.retriever.train.processes import is_main_process, require_gpu_each
+    from cocondenser_jax.retriever.train.tasks import finetune
     from cocondenser_jax.settings import FINE_TUNING, load_config
 
     experiment = load_config(config, overrides, tasks=FINE_TUNING)
-    require_model(experiment.model.folder)
-    split_files(Path(experiment.data.folder), experiment.data.split)
-    # These load PyTorch, which a mistake above need not wait for.
-    from cocondenser_jax.retriever.train.processes import is_main_process, require_gpu_each
-    from cocondenser_jax.retriever.train.tasks import finetune
-
     words = ["finetune", f"--config={config}", f"--workdir={workdir}", *overrides]
     require_gpu_each(words + ([f"--json_out={json_out}"] if json_out else []))
     result = finetune(experiment, workdir)

@@ -34,7 +34,7 @@ def local_copy(place: Path) -> Path:
     A copy is compared with its checksums when it is fetched. It is fetched again if the folder at
     the URL has changed.
     """
-    url = find_url(place)
+    url = _find_url(place)
     if url is None:
         return place
     with _naming(url):
@@ -63,7 +63,7 @@ def output_folder(
     continues it; any other is made again. A URL has the parts of all tasks or none: one that is
     written by task i of n alone is refused.
     """
-    url = find_url(place)
+    url = _find_url(place)
     if url is None:
         yield place
         return
@@ -93,8 +93,7 @@ def output_folder(
         folder.rename(copy)
 
 
-def find_url(place: Path) -> str | None:
-    """Returns the URL that a path stands for; None for one of this machine."""
+def _find_url(place: Path) -> str | None:
     match = _URL.fullmatch(str(place))
     return f"{match[1]}://{match[2]}" if match else None
 

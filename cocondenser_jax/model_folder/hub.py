@@ -12,16 +12,8 @@ _WEIGHTS = (
     ("model.safetensors", "model-*-of-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
 )
-_ONE_OF = ("config.json", "modules.json", "adapter_config.json")
 # Beside the weights; [0-9]_*: sentence-transformers' modules.
 _FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
-
-
-def require_model(name_or_folder: str | Path) -> None:
-    """Raises a UserError for a model that cannot be found, and for a folder of something else."""
-    folder = find_folder(name_or_folder)
-    if not any((folder / name).is_file() for name in _ONE_OF):
-        raise UserError(f"{folder} has no config.json: expected the folder of a model")
 
 
 def find_folder(name_or_folder: str | Path) -> Path:

@@ -360,6 +360,7 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
         ("bm25 --data=DATA --run_out=r --b=2", "2.0 is not in the range 0<=x<=1"),
         ("index --embeddings=none --out=r", "none holds no manifest.json"),
         ("index --embeddings=EMBEDDINGS --out=INDEX", "already exists"),
+        ("index --embeddings=none --out=INDEX", "already exists"),
         ("index --embeddings=INDEX --out=r", "is an index already: expected the folder"),
         (
             "encode --model=MODEL --corpus=DATA --out=memory://bucket/out --task=0/2",

@@ -15,13 +15,11 @@ from cocondenser_jax.retriever.compare.steps import make_once, remove_results
 from cocondenser_jax.retriever.data.beir import write_passages
 from cocondenser_jax.retriever.data.folder import (
     Survey,
-    corpus_source,
     is_unjudged,
     judgments_file,
     queries_file,
     read_split,
     relevant_passages,
-    require_asked,
     searched_passages,
     survey_passages,
     warn_of_missing,
@@ -85,13 +83,6 @@ def with_first(metric: str | None) -> tuple[str, ...]:
     metric = metric_name(metric)
     first = parse_metric(metric)
     return (metric, *(name for name in METRICS if parse_metric(name) != first))
-
-
-def require_files(trial: Trial) -> None:
-    """Raises a UserError for texts or judgments whose files are not there."""
-    is_log = trial.split == SPLIT and is_unjudged(trial.data)
-    require_asked(trial.data, None if is_log else trial.split)
-    corpus_source(trial.passages)
 
 
 def check_trial(trial: Trial) -> tuple[Trial, Survey]:

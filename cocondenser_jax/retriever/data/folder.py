@@ -156,15 +156,6 @@ def _require_other_judgments(source: Path) -> None:
         require_other_answers(read_qrels(file))
 
 
-def require_asked(source: Path, split: str | None) -> None:
-    """Raises a UserError for queries, or judgments of a split, whose files are not there."""
-    if split is not None:
-        judgments_file(source, split)
-        queries_file(source, split)
-    elif not source.is_file():
-        _find(source, "queries")
-
-
 def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
     """Reads queries, as `read_queries` does, and the judgments of a split.
 

@@ -119,11 +119,6 @@ def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | Non
     return tuple(found.values()) if len(found) == len(_JUDGMENT_NAMES) else None
 
 
-def require_run(path: Path) -> None:
-    """Raises a UserError for a run that cannot be read."""
-    next(iter(numbered_lines(path)), None)
-
-
 def read_run(path: Path) -> Run:
     """Reads a TREC run: `query Q0 passage rank score tag`, one result per line.
 

@@ -17,7 +17,6 @@ import pyarrow.ipc  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.remote import find_url
 from cocondenser_jax.files.runs import require_same, task_folders
 from cocondenser_jax.files.whole import new_file, read_object
 from cocondenser_jax.representation import Representation, from_json, to_json
@@ -231,12 +230,6 @@ def require_finite_rows(table: pyarrow.Table, block_NxD: np.ndarray, first_row: 
         table["id"][first_row:],
         "encode again with the same flags, which renews such shards only",
     )
-
-
-def require_embeddings(place: Path) -> None:
-    """Raises a UserError for a folder here, not at a URL, that holds no index or embeddings."""
-    if find_url(place) is None:
-        read_manifest(place)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -63,6 +63,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
     from cocondenser_jax.retriever.data.ranking import (
         cutoffs_of,
         longest_ranking,
+        metric_name,
         require_results,
         warn_of_cutoffs,
     )
@@ -107,7 +108,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
         if data:
             queries = read_queries(data)
             require_known(judgments, queries, "queries", qrels)
-            judged = Judged(next(iter(after["mean"]), names[0]), judgments, queries, data)
+            judged = Judged(metric_name(names[0]), judgments, queries, data)
             old, new = rankings[compare_with], rankings[run]
             firsts = {each.name: each.first for each in (old, new)}
             warn_of_copies(firsts, judgments, read_texts(data))

@@ -77,12 +77,15 @@ def rotate(
     Equation 34 of Su et al., arXiv 2104.09864, with the halves of a head as the pairs.
     """
     speeds_F = rotary_speeds(x_BxNxHxS.shape[2] // 2, base)
-    angles_Bx1xFxS = positions_BxS[:, None, None] * speeds_F[None, None, :, None]
-    cos = jnp.cos(angles_Bx1xFxS)
-    sin = jnp.sin(angles_Bx1xFxS)
-    left, right = jnp.split(x_BxNxHxS.astype(jnp.float32), 2, axis=2)
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)
-    return turned.astype(x_BxNxHxS.dtype)
+    return rotate_pairs(x_BxNxHxS, positions_BxS[:, None, None] * speeds_F[None, None, :, None], 2)
+
+
+def rotate_pairs(x: jax.Array, angles: Input, axis: int) -> jax.Array:
+    """Rotates what lies half an axis apart by angles, which fit half of `x`, in float32."""
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    left, right = jnp.split(x.astype(jnp.float32), 2, axis=axis)
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=axis)
+    return turned.astype(x.dtype)
 
 
 def rotary_speeds(half: int, base: float) -> Float32[Array, " F"]:

@@ -7,7 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped, UInt32
 
-from cocondenser_jax.model.attention import AttentionSettings, attend_rows, rotary_speeds
+from cocondenser_jax.model.attention import (
+    AttentionSettings,
+    attend_rows,
+    rotary_speeds,
+    rotate_pairs,
+)
 from cocondenser_jax.model.blocks import attend_in_blocks
 from cocondenser_jax.model.dropout import Input
 from cocondenser_jax.model.kernels import GPU_LENGTH, attend_whole
@@ -72,7 +77,4 @@ def _rotate(x_BxLx1xNxH: jax.Array, base: float) -> jax.Array:
     """Rotates queries or keys as `attention.rotate` does."""
     length, half = x_BxLx1xNxH.shape[1], x_BxLx1xNxH.shape[-1] // 2
     angles_LxF = jnp.arange(length)[:, None] * rotary_speeds(half, base)[None]
-    cos, sin = (f(angles_LxF)[None, :, None, None] for f in (jnp.cos, jnp.sin))
-    left, right = jnp.split(x_BxLx1xNxH.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return turned.astype(x_BxLx1xNxH.dtype)
+    return rotate_pairs(x_BxLx1xNxH, angles_LxF[None, :, None, None], -1)

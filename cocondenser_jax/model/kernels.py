@@ -61,16 +61,7 @@ def attend_whole(
     settings: AttentionSettings,
     platform: str,
 ) -> Float[Array, "B L D"]:
-    """Returns `context_BxLxD`: attention of all tokens of each span to those that the mask shows.
-
-    Args:
-      product_BxLx3D: queries, keys and values of all heads, without biases and not scaled.
-      bias_3D: theirs.
-      mask_BxL: true (or 1) at tokens.
-      seeds_BxN: of dropout, see `attention.head_seeds`; None for none.
-      settings: of the layer.
-      platform: `gpu` or `tpu`.
-    """
+    """Returns what `joint.attend_jointly` does, where there are biases, for spans of a program."""
     n_heads, rate = settings.n_heads, settings.rate
     n_spans = product_BxLx3D.shape[0]
     dtype = product_BxLx3D.dtype

@@ -40,7 +40,7 @@ def write_passages(
 ) -> None:
     """Writes passages into a file, for `StoredPassages`; `to_text` makes the texts."""
     rows = ((row, each.id, to_text(each)) for row, each in enumerate(passages))
-    _write(path, "passages (place integer primary key, id text, text text)", rows)
+    _write(path, "passages", ["text text"], rows)
 
 
 def write_pool(path: Path, pools: Iterable[PooledRows]) -> None:
@@ -49,24 +49,27 @@ def write_pool(path: Path, pools: Iterable[PooledRows]) -> None:
         (place, query, _to_blob(rows_K), _to_blob(others_R[: 0 if len(rows_K) else None]))
         for place, (query, rows_K, others_R) in enumerate(pools)
     )
-    _write(path, "pools (place integer primary key, id text, rows blob, others blob)", rows)
+    _write(path, "pools", ["rows blob", "others blob"], rows)
 
 
 def _to_blob(rows_R: np.ndarray) -> bytes:
     return rows_R.astype("<u4").tobytes()
 
 
-def _write(path: Path, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Writes a table and an index of its ids; what kills it leaves a file that is of no use."""
-    name = table.split()[0]
+def _write(path: Path, table: str, further: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    """Writes a table and an index of its ids; what kills it leaves a file that is of no use.
+
+    `rows` have a place, an id and `further` columns.
+    """
+    columns = ["place integer primary key", "id text", *further]
+    marks = ", ".join("?" for _ in columns)
     try:
         with closing(sqlite3.connect(path)) as database:
             database.execute("pragma journal_mode = off")
             database.execute("pragma synchronous = off")
-            database.execute(f"create table {table}")
-            marks = ", ".join("?" * (table.count(",") + 1))
-            database.executemany(f"insert into {name} values ({marks})", rows)
-            database.execute(f"create unique index by_id on {name} (id)")
+            database.execute(f"create table {table} ({', '.join(columns)})")
+            database.executemany(f"insert into {table} values ({marks})", rows)
+            database.execute(f"create unique index by_id on {table} (id)")
             database.commit()
     except sqlite3.Error as error:
         raise UserError(f"cannot write {path}: {error}") from error

@@ -13,6 +13,7 @@ and the pooled vector takes the place of [CLS] in what the head reads. The dense
 pooling, where there are some, are for the vector alone.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -261,6 +262,11 @@ class Condenser(nn.Module):
 
 def init_params(model_config: ModelConfig, seed: int) -> Any:
     """Returns new random parameters, float32, as a tree of arrays."""
-    model = Condenser(model_config)
+    return _init(model_config, jax.random.key(seed))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(model_config: ModelConfig, key: Array) -> Any:
+    """Draws the parameters; a module's own function, for what it is compiled to is kept."""
     one = jnp.zeros((1, 2), jnp.int32)
-    return jax.jit(model.init)(jax.random.key(seed), one, one, one)["params"]
+    return Condenser(model_config).init(key, one, one, one)["params"]

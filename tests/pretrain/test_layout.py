@@ -74,7 +74,7 @@ def test_a_step_with_the_kernel_is_that_without(config, n_devices, model_type, m
     call = functools.partial(kernels.pl.pallas_call, interpret=True)
     monkeypatch.setattr(kernels.pl, "pallas_call", call)
     monkeypatch.setattr(blocks, "BLOCK", 8)
-    shape = {"model_type": model_type, "num_hidden_layers": 4, "local_attention": 6}
+    shape = {"model_type": model_type, "local_attention": 6}
     if model_type == "modernbert":
         config = changed(config, **{f"model__{name}": value for name, value in shape.items()})
     expected = losses_and_gradient(config, n_devices, chunk_size=2)

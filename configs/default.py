@@ -37,7 +37,9 @@ SETTINGS = {
     "data.batch_size": Setting(
         2048, Interval(1), "examples", "per step, over all devices and hosts; see `train.objective`"
     ),
-    "data.length": Setting(128, Interval(3), "tokens", "longest span, with [CLS] and [SEP]"),
+    "data.length": Setting(
+        128, Interval(3, 65_536), "tokens", "longest span, with [CLS] and [SEP]"
+    ),
     "data.pairs": Setting(
         "spans",
         ("spans", "sentence", "title", "crops"),

@@ -74,6 +74,7 @@ def test_every_setting_has_an_allowed_value(experiment):
         ("cross_encoder", "data.negatives_per_query", 0),  # its loss of a positive alone is 0
         ("finetune", "data.batch_size", 1),  # without another one, a positive has no negative
         ("default", "model.n_head_layers", 0),
+        ("default", "data.length", 65_537),  # masking counts columns in 16 bits
     ],
 )
 def test_bounds_that_a_task_narrows_hold(name, setting, refused):

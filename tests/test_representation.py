@@ -273,6 +273,13 @@ def test_modules_that_follow_two_towers_are_those_of_both(saved, tmp_path):
     assert (described.dense, described.normalized) == ((module.Dense(32, 16),), True)
 
 
+def test_only_how_texts_are_read_is_taken_from_other_vectors():
+    read = {"prompts": (("query", "q: "),), "default_prompt": "query"}
+    read |= {"max_length": 9, "query_length": 8, "passage_length": 7}
+    other = Representation("cls", scale=3.0, sizes=(4,))._replace(**read)
+    assert EVERYTHING.reading_as(other) == EVERYTHING._replace(**read)
+
+
 def test_passages_have_the_first_prompt_that_is_not_empty():
     assert passage_prompt({"query": "q: "}) == ""
     assert passage_prompt({"document": "", "passage": "p: ", "corpus": "c: "}) == "p: "

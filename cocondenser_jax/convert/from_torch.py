@@ -214,6 +214,11 @@ def with_missing_head(
         tensors = tensors | {name: new[name] for name in names}
     if missing := [name for name in shapes if name not in tensors]:
         raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")
+    if codes := [name for name in shapes if tensors[name].dtype.kind in "biu"]:
+        raise UserError(
+            f"{source}: {len(codes)} tensors hold whole numbers, as the codes of quantized weights:"
+            f" {first_three(codes)}; expected the model before that"
+        )
     if wrong := [
         f"{name} is {tensors[name].shape}, expected {shape}"
         for name, shape in shapes.items()
@@ -335,7 +340,10 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     try:
         # weights_only: a pickle may otherwise run any code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-        return {str(name): value.detach().float().numpy() for name, value in state.items()}
+        return {
+            str(name): (value.float() if value.is_floating_point() else value).detach().numpy()
+            for name, value in state.items()
+        }
     except Exception as error:  # a damaged pickle may raise anything
         raise UserError(
             f"cannot read {path} as a file of tensors: {whole_message(error)}"

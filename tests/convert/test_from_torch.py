@@ -235,6 +235,19 @@ def test_misshapen_tensors_are_counted_and_named(bert_folder):
     )
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_codes_that_no_setting_names_are_no_weights(bert_folder, file):
+    """Some programs that quantize leave config.json as it was."""
+    name = "bert.encoder.layer.1.intermediate.dense.weight"
+    rewrite(bert_folder, lambda state: state | {name: (127 * state[name]).to(torch.int8)})
+    if file.endswith("bin"):
+        state = load_file(bert_folder / "model.safetensors")
+        torch.save(state, bert_folder / file)
+        (bert_folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=f"1 tensors hold whole numbers, as the codes of .*{name}"):
+        load_folder(str(bert_folder))
+
+
 def test_a_head_of_which_a_part_is_missing(bert_folder):
     state = torch.load(bert_folder / "model.pt", weights_only=True)
     state.pop("c_head.1.output.dense.weight")

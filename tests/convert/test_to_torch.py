@@ -17,9 +17,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from transformers.models.bert.modeling_bert import BertLayer
 
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model_folder.model import open_model
 
 
 @pytest.fixture
@@ -43,6 +45,20 @@ def test_masked_lm_gets_the_tensors_that_were_read(exported, research_folder):
     for name, value in model.state_dict().items():
         assert torch.equal(value, original[name]), name
     assert type(model) is type(AutoModelForMaskedLM.from_pretrained(research_folder))
+
+
+def test_what_is_resolved_has_the_head_and_all_files_of_the_tokenizer(exported, tmp_path):
+    out, config, params = exported
+    names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+    for name in names:
+        if not (out / name).exists():
+            (out / name).write_text("{}")
+    resolve_model(open_model(out), tmp_path / "resolved")
+    for name in names:
+        assert (tmp_path / "resolved" / name).read_bytes() == (out / name).read_bytes()
+    found, arrays = load_folder(tmp_path / "resolved")
+    assert found == config
+    jax.tree.map(np.testing.assert_array_equal, arrays, params)
 
 
 def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk):

@@ -53,6 +53,18 @@ def originals(batch):
     return ids
 
 
+def test_documents_are_told_apart_by_all_of_their_numbers(store, monkeypatch):
+    """As those of a collection of 2^31 documents."""
+    kind = EXAMPLES["spans"]
+    far = 2**31 - N_DOCUMENTS
+    unit = kind.unit._replace(document=lambda *given: kind.unit.document(*given) + far)
+    expected = make_batch(store, SPEC, 0).origins_Sx2
+    monkeypatch.setitem(EXAMPLES, "spans", kind._replace(unit=unit))
+    np.testing.assert_array_equal(
+        make_batch(store, SPEC, 0).origins_Sx2, expected + np.array([far, 0])
+    )
+
+
 def test_spans_are_cls_tokens_sep_padding(store):
     batch = make_batch(store, SPEC, 0)
     ids = originals(batch)

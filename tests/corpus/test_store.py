@@ -14,7 +14,12 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.corpus.spans import Span, cut_documents
 from cocondenser_jax.corpus.store import open_store, verify_store
-from cocondenser_jax.corpus.token_files import TokenWriter, map_files, read_windows
+from cocondenser_jax.corpus.token_files import (
+    TokenWriter,
+    map_files,
+    read_windows,
+    token_dtype,
+)
 from cocondenser_jax.corpus.tokenizer import load_tokenizer, save_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.world import cut_file, write_in_tasks, write_records
@@ -187,6 +192,16 @@ def test_reading_agrees_with_a_loop_over_spans(
         assert n_tokens[row] == n
         assert ids[row].tolist() == [*tokens[:n].tolist(), *[0] * (width - n)]
         assert starts[row].tolist() == [*expected[:n].tolist(), *[0] * (width - n)]
+
+
+def test_numbers_are_as_large_as_those_of_a_large_store(tmp_path):
+    assert [token_dtype(n).itemsize for n in (1 << 16, (1 << 16) + 1)] == [2, 4]
+    with TokenWriter(tmp_path, (1 << 16) + 1, 4) as writer:
+        writer.counts |= {"spans": 1 << 33, "tokens": 1 << 34}
+        writer.write([("a", [Span(np.array([1 << 16], np.uint32), np.array([2], np.uint8))])])
+    files = map_files(tmp_path, (1 << 16) + 1)
+    ends = files.first_span[1], files.span_offsets[1]
+    assert (files.tokens[0], *ends) == (1 << 16, (1 << 33) + 1, (1 << 34) + 1)
 
 
 def test_a_longer_row_than_any_span_is_padded(stores):

@@ -9,11 +9,15 @@ from cocondenser_jax.configs import cocondenser, condenser, default, small
 from cocondenser_jax.corpus.store import WeightedCorpus, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.experiment import (
+    OWN_VECTORS,
+    VectorSettings,
     new_network,
+    reading_as,
     resolve,
     resolve_without_store,
 )
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
+from cocondenser_jax.representation import Representation
 from tests.world import batches_of
 
 
@@ -51,6 +55,21 @@ def test_a_run_is_as_long_as_its_steps_or_epochs(config, changes, n_steps):
     config.train.steps = 0
     config.train.update(changes)
     assert resolve(config, open_store(Path(config.data.store))).n_steps == n_steps
+
+
+def test_texts_are_read_as_those_of_the_vectors_that_are_trained(config):
+    prompts = {"query": "q: ", "document": "d: ", "title_separator": "|"}
+    vectors = Representation(prompts=(*prompts.items(),), query_length=9, passage_length=12)
+    read = reading_as(resolve_without_store(config, 1, 100, 0), vectors)
+    (query, passage), separator = read.batches.pair_specs, read.title_separator
+    assert (*query, *passage, separator) == ("q: ", 9, "d: ", 12, "|")
+
+
+def test_what_is_said_of_the_vectors_stands_in_place_of_their_own():
+    own = Representation("mean", scale=100.0, sizes=(8,), max_length=9)
+    assert OWN_VECTORS.instead_of(own) == own
+    said = VectorSettings(Representation(), scale=3.0, sizes=(4, 2))
+    assert said.instead_of(own) == Representation(scale=3.0, sizes=(4, 2), max_length=9)
 
 
 def test_the_small_experiment_reads_its_corpus_and_has_a_floor(config):

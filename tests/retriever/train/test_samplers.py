@@ -52,6 +52,12 @@ def test_copies_of_a_passage_are_kept_apart(data, tmp_path):
         assert len({passages[data.pairs[int(pair)]["positive_id"]] for pair in batch}) == 4
 
 
+def test_candidates_have_their_places_among_many_pairs(monkeypatch):
+    monkeypatch.setattr(samplers, "bm25_run", lambda *_: {"0": {"70000": 2.0}, "1": {"3": 1.0}})
+    found = _bm25(["a", "b"], [""] * 70_001, depth=1)
+    assert (found.shape, found[0, 70_000], found[1, 3], found.nnz) == ((2, 70_001), 2.0, 1.0, 2)
+
+
 def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
     model = models.load_retriever(model_folder, 8, 16).train()
     found = samplers.encoder_candidates(model, *texts, depth=5).toarray()

@@ -161,10 +161,11 @@ def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "model")
     path = folder / "4_Normalize" / "config.json"
     said = json.loads(path.read_text())
-    assert said["module_input_name"] == "sentence_embedding"
-    write_json(path, said | {"module_input_name": "token_embeddings"})
-    with pytest.raises(UserError, match="Normalize module with module_input_name 'token_emb"):
-        open_model(folder)
+    for name in ("module_input_name", "module_output_name"):
+        assert said[name] == "sentence_embedding"
+        write_json(path, said | {name: "token_embeddings"})
+        with pytest.raises(UserError, match=f"Normalize module with {name} 'token_embeddings'"):
+            open_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,11 @@ def _shape(
 def _config(network: Network, fields: Mapping[str, Any]) -> ModelConfig:
     """Returns the shape of a network, with other fields of it than config.json has."""
     require_float_weights(network)
+    if (network.path / "adapter_config.json").is_file():
+        raise UserError(
+            f"{network.path} has an adapter beside its weights, which PyTorch alone adds to them:"
+            " merge it with them (PEFT's merge_and_unload)"
+        )
     own = _read_backbone_config(network)
     own["skip_from"] = own["num_hidden_layers"] // 2
     try:

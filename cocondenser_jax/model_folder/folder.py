@@ -53,7 +53,7 @@ def files_of_vectors(folder: Path, also: Sequence[Path] = ()) -> list[Path]:
     for root in (folder, *also):
         for place, _, _ in os.walk(root, followlinks=True):
             found.update(path for pattern in _OF_VECTORS for path in Path(place).glob(pattern))
-    return sorted(found)
+    return sorted(path for path in found if path.is_file())  # no link that leads nowhere
 
 
 def require_outside(folder: Path, out: Path) -> None:

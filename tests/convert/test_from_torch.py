@@ -248,6 +248,13 @@ def test_codes_that_no_setting_names_are_no_weights(bert_folder, file):
         load_folder(str(bert_folder))
 
 
+def test_an_adapter_beside_the_weights_is_not_left_out(bert_folder):
+    """The library adds it to them."""
+    write_json(bert_folder / "adapter_config.json", {"peft_type": "LORA"})
+    with pytest.raises(UserError, match=r"has an adapter beside its weights, .*: merge it"):
+        load_folder(str(bert_folder))
+
+
 def test_a_head_of_which_a_part_is_missing(bert_folder):
     state = torch.load(bert_folder / "model.pt", weights_only=True)
     state.pop("c_head.1.output.dense.weight")
@@ -403,7 +410,12 @@ def test_old_and_new_configs_of_modernbert_are_read_alike(tmp_path, form):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"mlp_bias": True}, "mlp_bias is True; only False is supported"),
+        *(
+            ({name: True}, f"{name} is True; only False is supported")
+            for name in ("mlp_bias", "norm_bias", "attention_bias", "classifier_bias")
+        ),
+        ({"decoder_bias": False}, "decoder_bias is False; only True is supported"),
+        ({"classifier_activation": "silu"}, "classifier_activation is 'silu'; only 'gelu' is"),
         ({"layer_types": KINDS[::-1]}, "expected full_attention in every n-th from 0"),
         (
             {"rope_parameters": ropes(1e5, 1e3, "linear")},

@@ -12,7 +12,9 @@ TWO = '"""{0}.\n\n    More about {0}.\n    """'
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     root = tmp_path / "inventory"
-    (root / "tests").mkdir(parents=True)
+    for name in ("test", "tests", "testing"):
+        (root / name).mkdir(parents=True)
+        (root / name / "helper.py").write_text(TWO.format(f"{name} helper"))
     (root / "__init__.py").write_text(
         f"{TWO.format('Inventory')}\nraise RuntimeError('must not be imported')\n"
     )
@@ -63,7 +65,6 @@ def half_a_character():
     (root / "a_broken.py").write_text(f"{TWO.format('Broken')}\ndef (")
     (root / "b_latin.py").write_bytes(b'"""Caf\xe9.\n\nMore.\n"""')
     (root / "test_shelf.py").write_text(TWO.format("Test"))
-    (root / "tests" / "helper.py").write_text(TWO.format("Test helper"))
     monkeypatch.syspath_prepend(tmp_path)
     return "inventory"
 

@@ -171,6 +171,7 @@ def test_a_giant_document_is_refused_and_never_held(tmp_path, monkeypatch, name,
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5_000_000
+    records.check_size(1_000_000, "within the limit")
 
 
 @pytest.mark.parametrize(

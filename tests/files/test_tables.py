@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.tables import name_columns, read_rows, require_prose, split_columns
+from cocondenser_jax.files.tables import (
+    HEADER_NAMES,
+    find_columns,
+    name_columns,
+    read_rows,
+    require_prose,
+    split_columns,
+)
 
 FIELDS = ("id", "url", "title", "text")
 
@@ -15,6 +22,25 @@ def read(text, name="a.tsv", columns=()):
     lines = enumerate(text.split("\n"), start=1)
     rows = read_rows(Path(name), lines, columns)
     return [tuple(row[field] for field in FIELDS) for _, row in rows]
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        (
+            "id",
+            "DocID doc-no document_id Corpus-ID pid passage_id psg_id paragraph_id qid query-id",
+        ),
+        ("id", "question_id article_id Page-ID chunk_id"),
+        ("title", "Headline doc_title passage_title document-title"),
+        ("text", "passage passage_text Body content contents document document_text paragraph"),
+        ("text", "query query_text question Question-Text sentence abstract"),
+        ("url", "link URI"),
+    ],
+)
+def test_a_column_may_have_any_of_these_names(field, names):
+    for name in names.split():
+        assert find_columns("a.tsv:1", [name], HEADER_NAMES) == {field: 0}, name
 
 
 @pytest.mark.parametrize(

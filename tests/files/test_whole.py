@@ -161,10 +161,15 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("disk is full")]
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("disk is full"),
+        RuntimeError("Disk quota exceeded"),
+    ],
 )
 def test_a_full_disk_is_one_line(tmp_path, error):
-    full = pytest.raises(UserError, match=r"cannot write .*out: .*(No space|full)")
+    full = pytest.raises(UserError, match=r"cannot write .*out: .*(No space|full|quota)")
     with full, new_folder(tmp_path / "out"):
         raise error
     assert not any(tmp_path.iterdir())

@@ -18,6 +18,24 @@ def test_a_size_that_would_fill_the_memory_is_refused(name, most):
         ModelConfig(**{name: 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *dict.fromkeys(("layer_norm_eps", "initializer_range", "type_vocab_size"), 0).items(),
+        *dict.fromkeys(("local_attention", "global_attn_every_n_layers"), 0).items(),
+        *dict.fromkeys(("global_rope_theta", "local_rope_theta"), 0.5).items(),
+        *dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 1.0).items(),
+        ("max_position_embeddings", 2),
+        ("n_head_layers", 1_001),
+        ("skip_from", 13),
+        ("pad_token_id", 30_522),
+    ],
+)
+def test_every_number_has_bounds(name, value):
+    with pytest.raises(UserError, match=f"^{name} is {value}; expected a "):
+        ModelConfig(**{name: value})
+
+
 def test_a_whole_number_stands_for_a_number():
     config = ModelConfig(hidden_dropout_prob=0, attention_probs_dropout_prob=0, layer_norm_eps=1)
     assert config == ModelConfig(

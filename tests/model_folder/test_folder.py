@@ -76,6 +76,7 @@ def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
         (folder / name).touch()
     (folder / "2_Dense").rename(elsewhere)
     (folder / "2_Dense").symlink_to(elsewhere)
+    (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")
     found = [path.relative_to(folder).as_posix() for path in files_of_vectors(folder)]
     assert found == names
     assert files_of_vectors(folder / "vocab.txt", [elsewhere]) == [elsewhere / "model.safetensors"]

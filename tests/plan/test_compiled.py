@@ -53,6 +53,8 @@ ENTRY %main.0_spmd (x: f32[4]) -> f32[4] {
   %x = f32[4]{0} parameter(0)
   %loop = (s32[], f32[4]{0}) while(%tuple), condition=%until, body=%body, \
 backend_config={"known_trip_count":{"n":"3"}}
+  %replica = u32[] replica-id()
+  %partition = u32[] partition-id()
   %reduced = f32[4]{0} all-reduce-start(%y), to_apply=%add
   ROOT %done = f32[4]{0} all-reduce-done(%reduced)
 }

@@ -16,7 +16,13 @@ SPEC = BatchSpec(seed=0, batch_size=256, length=128)
 
 @pytest.mark.parametrize(
     ("kind", "tflops"),
-    [("TPU v3", 61.5), ("TPU v5 lite", 197), ("TPU v5", 459), ("NVIDIA H200", 989)],
+    [
+        ("TPU v3", 61.5),
+        ("TPU v5 lite", 197),
+        ("TPU v5", 459),
+        ("TPU v6 lite", 918),
+        ("NVIDIA H200", 989),
+    ],
 )
 def test_the_peak_of_devices_is_that_of_their_kind(kind, tflops):
     devices = [SimpleNamespace(device_kind=kind)] * 8

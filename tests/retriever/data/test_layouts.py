@@ -234,8 +234,10 @@ def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
 def test_queries_are_read_as_passages_are(tmp_path):
     (tmp_path / "queries.train.tsv").write_text("text\tyear\tid\nwho asks\t1953\tq1\n")
     assert layouts.read_queries(tmp_path / "queries.train.tsv") == {"q1": "who asks"}
-    (tmp_path / "queries.jsonl").write_text('{"id": "q1", "text": "who asks", "title": null}\n')
-    assert layouts.read_queries(tmp_path / "queries.jsonl") == {"q1": "who asks"}
+    for name in ("_id", "id", "query_id"):
+        line = f'{{"{name}": "q1", "text": "who asks", "title": null}}\n'
+        (tmp_path / "queries.jsonl").write_text(line)
+        assert layouts.read_queries(tmp_path / "queries.jsonl") == {"q1": "who asks"}
 
 
 @pytest.mark.parametrize(

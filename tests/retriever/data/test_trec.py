@@ -1,5 +1,7 @@
 """Runs and judgments: formats, errors, and an order that no tie-breaking can change."""
 
+import itertools
+
 import ir_measures
 import numpy as np
 import pytest
@@ -16,6 +18,14 @@ def test_beir_and_trec_judgments_read_alike(tmp_path):
     classic.write_text("q1 0 ab 2\nq1 0 c 0\n\nq2 0 ab 1\n")
     assert trec.read_qrels(beir) == {"q1": {"ab": 2, "c": 0}, "q2": {"ab": 1}}
     assert trec.read_qrels(classic) == trec.read_qrels(beir)
+
+
+def test_a_column_of_judgments_may_have_any_of_these_names():
+    queries = "query-id query QID topic topic_id".split()
+    passages = "corpus-id Passage passage_id pid doc-id DocNo document_id".split()
+    grades = "grade score rel Relevance label judgment".split()
+    for names in itertools.product(queries, passages, grades):
+        assert trec._judgment_header("qrels.tsv:1", names) == (0, 1, 2), names
 
 
 @pytest.mark.parametrize("pack", COMPRESSIONS)

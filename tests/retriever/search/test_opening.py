@@ -1,5 +1,6 @@
 """Opening an index: folders that do not fit, or are not whole."""
 
+import json
 import shutil
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow.ipc
 import pytest
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search import opening, search
@@ -49,7 +51,14 @@ def test_the_queries_of_a_database_are_read_as_its_passages_were(
         expected = opening.open_index(folder, published).model.encode_query("abcde")
         np.testing.assert_array_equal(model.encode_query("abcde"), expected)
     assert expected.shape == (8,)
-    assert len(names) == 2
+    facts = json.loads((embeddings / "manifest.json").read_text())
+    for change in (
+        *({"dtype": "float16"}, {"corpus_sha256": "0"}, {"max_length": 5}, {"passages": 7}),
+        {"corpus": "moved", "model": "moved", "batch_size": 1},  # is no other database
+    ):
+        write_json(tmp_path / "changed" / "manifest.json", facts | change)
+        names.add(opening.open_query_model(tmp_path / "changed", published)[1])
+    assert len(names) == 6
     with pytest.raises(UserError, match="was built with another model"):
         opening.open_query_model(embeddings, open_model(make_model(seed=1), None))
 

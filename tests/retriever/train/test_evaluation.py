@@ -211,8 +211,12 @@ class Collapsed:
         return np.full((len(texts), 4), self._of_passages, np.float32)
 
 
-def test_a_collapsed_model_ranks_nothing_first(model_folder, data):
-    assert make_search(model_folder, data, {})(Collapsed(0.0, 0.0))["MRR@10"] == 0
+def test_a_collapsed_model_ranks_nothing_first(model_folder, data, texts):
+    search = make_search(model_folder, data, {})
+    assert search(Collapsed(0.0, 0.0))["MRR@10"] == 0
+    search._cutoff = last = len(texts[1])  # the rank of a query's only relevant passage; q1 has two
+    expected = (1 / (last - 1) + 10 / last) / 11
+    assert search(Collapsed(0.0, 0.0))[f"MRR@{last}"] == pytest.approx(expected)
 
 
 def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data):

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -28,51 +28,61 @@ SECTIONS = {
     "Start": {
         "install": "docs/install.md",
         "quickstart": "docs/quickstart.md",
+        "examples": "examples/README.md",
         "adapt_on_a_laptop": "examples/adapt_on_a_laptop.ipynb",
-    },
-    "Guides": {
-        "pretrain": "docs/pretrain.md",
-        "plan": "docs/plan.md",
-        "probe": "docs/probe.md",
-        "compare": "docs/compare.md",
-        "adapt": "docs/adapt.md",
-        "searching": "docs/search.md",
-        "many_machines": "docs/many_machines.md",
-        "fine_tuning": "docs/fine_tuning.md",
-        "repeat_the_papers": "docs/repeat_the_papers.md",
-        "tpu_vm": "tpu_scripts/README.md",
         "tpu_notebook": "examples/pretrain_on_a_tpu.ipynb",
     },
-    "Concepts": {
+    "Pre-training": {
+        "pretrain": "docs/pretrain.md",
+        "plan": "docs/plan.md",
+        "tpu_vm": "tpu_scripts/README.md",
+        "probe": "docs/probe.md",
         "methods": "docs/methods.md",
+    },
+    "Retrieval": {
+        "fine_tuning": "docs/fine_tuning.md",
+        "searching": "docs/search.md",
+        "compare": "docs/compare.md",
+        "report": "",
+        "adapt": "docs/adapt.md",
+        "many_machines": "docs/many_machines.md",
     },
     "Reference": {
         "commands": "",
         "settings": "docs/settings.md",
-        "api": "",
         "python": "docs/python.md",
+        "api": "",
         "data": "docs/data.md",
-        "examples": "examples/README.md",
         "backbones": "docs/backbones.md",
-        "changelog": "CHANGELOG.md",
     },
     "Results": {
         "results": "docs/results.md",
         "log": "docs/log.md",
+        "repeat_the_papers": "docs/repeat_the_papers.md",
+        "benchmarks": "benchmarks/README.md",
     },
-    "Internals": {
+    "Project": {
         "architecture": "docs/architecture.md",
         "reliability": "docs/reliability.md",
-        "benchmarks": "benchmarks/README.md",
         "contributing": "CONTRIBUTING.md",
+        "changelog": "CHANGELOG.md",
+        "faq": "docs/faq.md",
     },
-    "Help": {"faq": "docs/faq.md"},
+}
+# Page → those that the navigation shows below it, once it is opened.
+BELOW = {
+    "examples": ("adapt_on_a_laptop", "tpu_notebook"),
+    "plan": ("tpu_vm",),
+    "compare": ("report",),
+    "python": ("api",),
+    "results": ("log",),
 }
 PAGES = {"README.md": "index"} | {
     source: name for pages in SECTIONS.values() for name, source in pages.items() if source
 }
 DESCRIPTION = (cocondenser_jax.__doc__ or "").partition("\n")[0]
 CONTENTS = "docs/README.md"  # the navigation as a page, for readers on GitHub
+REPORT = "docs/reports/compare.html"  # that `compare` wrote; a page of the site shows it
 LINK = re.compile(r"(?P<before>\]\(|src=\")(?P<target>[^)\s\"]+)(?=[)\"])")
 
 
@@ -85,19 +95,35 @@ def stage(folder: Path) -> None:
     shutil.copytree(DOCS / "figures", folder / "figures", ignore=shutil.ignore_patterns("*.py"))
     for source, name in PAGES.items():
         text = site_links(source, read_page(ROOT / source))
-        page = _head(source, text) + text + _navigation(name)
+        head = f"source: {source}\n" + _meta(text, description_of(source))
+        page = f"---\n{head}---\n\n{text}{_navigation(name)}"
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
-    (folder / "commands.md").write_text(commands_page(), encoding="utf-8")
-    (folder / "api.md").write_text(api_page(), encoding="utf-8")
+    generated = {"commands": commands_page(), "api": api_page(), "report": report_page()}
+    for name, text in generated.items():
+        page = f"---\n{_meta(text, GENERATED[name])}---\n\n{text}"
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
-def _head(source: str, text: str) -> str:
-    """Returns the head of a page: its source, and what search engines and links to it show."""
-    words = DESCRIPTION
-    if PAGES[source] != "index":
-        target = os.path.relpath(ROOT / source, ROOT / "docs").replace(os.sep, "/")
-        contents = (ROOT / CONTENTS).read_text(encoding="utf-8")
-        (words,) = re.findall(rf"\({re.escape(target)}\) \| (.*) \|", contents)
+# What search engines and links show of the pages that are made here.
+GENERATED = {
+    "commands": "What does each command do, and which options does it have?",
+    "api": "What are the arguments, results and errors of each public function?",
+    "report": "What does a comparison of embedding models on one's own queries look like?",
+}
+
+
+def description_of(source: str) -> str:
+    """Returns what the contents say of a page."""
+    if PAGES[source] == "index":
+        return DESCRIPTION
+    target = os.path.relpath(ROOT / source, ROOT / "docs").replace(os.sep, "/")
+    contents = (ROOT / CONTENTS).read_text(encoding="utf-8")
+    (words,) = re.findall(rf"\({re.escape(target)}\) \| (.*) \|", contents)
+    return str(words)
+
+
+def _meta(text: str, words: str) -> str:
+    """Returns the part of a page's head that search engines and links to the page show."""
     (title,) = re.findall(r"\A# (.*)", text)
     # What a link to the page shows where it is posted, by the Open Graph protocol.
     meta = {
@@ -107,7 +133,7 @@ def _head(source: str, text: str) -> str:
         "property=og:site_name": "cocondenser_jax",
     }
     lines = "".join(f"    {json.dumps(key)}: {json.dumps(text)}\n" for key, text in meta.items())
-    return f"---\nsource: {source}\nmyst:\n  html_meta:\n{lines}---\n\n"
+    return f"myst:\n  html_meta:\n{lines}"
 
 
 def site_links(source: str, text: str) -> str:
@@ -130,6 +156,8 @@ def _site_link(source: str, target: str) -> str:
     found = place.relative_to(ROOT).as_posix()
     if found == CONTENTS:
         return "index.md"
+    if found == REPORT:
+        return "report.md"
     if found in PAGES:
         return f"{PAGES[found]}.md" + (f"#{anchor}" if anchor else "")
     if found.startswith("docs/figures/"):
@@ -160,16 +188,34 @@ def read_page(path: Path) -> str:
 
 
 def _navigation(name: str) -> str:
-    """Returns the navigation, for the first page."""
+    """Returns the part of the navigation that a page has: the first page the sections."""
+    if name in BELOW:
+        return _toctree(BELOW[name])
     if name != "index":
         return ""
+    below = {page for pages in BELOW.values() for page in pages}
     parts = []
     for section, pages in SECTIONS.items():
-        names = "\n".join(pages)
-        if section == "Help":
-            names += f"\nSource code <{repository()}>"
-        parts.append(f"\n```{{toctree}}\n:hidden:\n:caption: {section}\n\n{names}\n```\n")
+        shown = [page for page in pages if page not in below]
+        if section == "Project":
+            shown.append(f"Source code <{repository()}>")
+        parts.append(_toctree(shown, f":caption: {section}\n"))
     return "".join(parts)
+
+
+def _toctree(names: Iterable[str], options: str = "") -> str:
+    lines = "\n".join(names)
+    return f"\n```{{toctree}}\n:hidden:\n{options}\n{lines}\n```\n"
+
+
+def report_page() -> str:
+    """Returns the page that shows the report."""
+    return (
+        "# A report of compare\n\n"
+        "What [`compare`](compare.md#what-changes-for-whom) wrote about two models and BM25, on"
+        ' scipy\'s docstrings. <a href="reports/compare.html">Open it alone.</a>\n\n'
+        '<iframe class="report" src="reports/compare.html" title="report.html"></iframe>\n'
+    )
 
 
 COMMANDS = """# Commands
@@ -255,6 +301,7 @@ def main() -> None:
     program = [sys.executable, "-m", "sphinx", *strict, "-c", str(DOCS)]
     if subprocess.run([*program, str(staged), str(out)]).returncode:
         sys.exit("the site was not built: Sphinx's warnings are above")
+    shutil.copytree(ROOT / Path(REPORT).parent, out / "reports")
     missing = list(missing_names(out))
     if missing:
         sys.exit(f"not in the API reference: {', '.join(missing)}")

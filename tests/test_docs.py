@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "figures")]
 import build_site  # noqa: E402
 import draw  # noqa: E402
 import record  # noqa: E402
-from svg import WIDTH  # noqa: E402
+from svg import NARROW, WIDTH  # noqa: E402
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -48,7 +48,12 @@ def test_the_pages_for_sphinx_are_written(tmp_path):
     index = (tmp_path / "index.md").read_text(encoding="utf-8")
     assert "](adapt.md)" in index
     assert "](figures/first.svg)" in index
-    assert all(f"\n{name}\n" in index for name in names)
+    pages = {name: (tmp_path / f"{name}.md").read_text(encoding="utf-8") for name in names}
+    below = {name: page for page, names in build_site.BELOW.items() for name in names}
+    for name in names:
+        assert f"\n{name}\n" in (pages[below[name]] if name in below else index)
+        assert yaml.safe_load(pages[name].split("---\n")[1])["myst"]["html_meta"]["description"]
+    assert '<iframe class="report" src="reports/compare.html"' in pages["report"]
     comparing = (tmp_path / "compare.md").read_text(encoding="utf-8")
     fields = yaml.safe_load(comparing.split("---\n")[1])
     assert fields["source"] == "docs/compare.md"
@@ -82,6 +87,7 @@ def test_the_page_of_commands_has_every_option_with_its_default():
         ("../benchmarks/README.md#memory", "benchmarks.md#memory"),
         ("README.md", "index.md"),
         ("figures/labels.svg", "figures/labels.svg"),
+        ("reports/compare.html", "report.md"),
         ("../configs/adapt.py", "https://github.com/cocondenser-jax/cocondenser-jax/blob/main/configs/adapt.py"),
         ("../examples", "https://github.com/cocondenser-jax/cocondenser-jax/tree/main/examples"),
         ("https://arxiv.org/abs/1", "https://arxiv.org/abs/1"),
@@ -126,8 +132,9 @@ def test_curves_are_recorded_as_means_of_their_lines(tmp_path):
 def test_every_picture_has_one_size_of_text():
     for name in draw.PICTURES:
         drawn = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-        assert f' width="{WIDTH}" height=' in drawn
-        assert max(map(float, re.findall(r' x="([\d.]+)"', drawn))) < WIDTH, name
+        width = int(re.search(r' width="(\d+)" height=', drawn)[1])
+        assert width in (WIDTH, NARROW)
+        assert max(map(float, re.findall(r' x="([\d.]+)"', drawn))) < width, name
 
 
 def test_the_recorded_probes_are_those_of_the_results():

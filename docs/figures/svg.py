@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 # Class → fill and stroke in light mode, and in dark mode. "ink" is text, "paper" the ground.
 LIGHT = {
@@ -46,12 +47,12 @@ DARK = {
 }
 
 
-WIDTH = 900  # of all pictures, so that text has one size on a page
+WIDTH = 900  # of a picture, so that text has one size on a page
+NARROW = 480  # of one that a phone shows whole
 
 
-def picture(height: int, title: str, shapes: Sequence[str]) -> str:
+def picture(height: int, title: str, shapes: Sequence[str], width: int = WIDTH) -> str:
     """Returns the text of an SVG file; the title is read out to those who cannot see it."""
-    width = WIDTH
     dark = "".join(_rules(DARK))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
@@ -165,49 +166,35 @@ def legend(y: float, names: dict[str, str]) -> list[str]:
     return shapes
 
 
-def bar_chart(
-    title: str,
-    unit: str,
-    groups: dict[str, dict[str, float]],
-    kinds: Sequence[str],
-    words_below: str,
-    top: float,
-) -> str:
-    """Returns a chart of vertical bars that begin at 0.
+class Row(NamedTuple):
+    """A bar of a chart, with its name and its value."""
+
+    name: str
+    value: float
+    shown: str  # the value as it is written
+    kind: str  # the color
+
+
+def bars(y: float, title: str, rows: Sequence[Row], top: float) -> list[str]:
+    """Returns horizontal bars of a narrow picture, which begin at 0, under a title.
 
     Args:
-      title: the chart's.
-      unit: what the vertical axis shows.
-      groups: name of a group on the horizontal axis → name of a bar → its height.
-      kinds: the color of each bar of a group.
-      words_below: a line under the chart.
-      top: the highest value of the axis.
+      y: the base line of the title; the bars take `BAR_PITCH` each below it.
+      title: what they show.
+      rows: from above.
+      top: the value of the longest bar that there is room for.
     """
-    left = 70
-    base = 312
-    height = 210
-    room = (WIDTH - left - 20) / len(groups)
-    shapes = [
-        text(20, 28, title, size=16, at="start"),
-        text(20, 80, unit, kind="faint", size=12, at="start"),
-    ]
-    for i in range(round(top * 10) + 1):
-        y = base - height * i / (top * 10)
-        shapes.append(line(f"M{left} {y:g} H{WIDTH - 20}"))
-        shapes.append(text(left - 8, y + 4, f"{i / 10:.1f}", kind="faint", size=12, at="end"))
-    for i, (name, values) in enumerate(groups.items()):
-        thick = min(54, (room - 14) / len(values))
-        start = left + room * i + (room - thick * len(values)) / 2
-        for j, value in enumerate(values.values()):
-            tall = height * value / top
-            x = start + thick * j
-            shapes.append(bar(x + 2, base - tall, thick - 4, tall, kinds[j]))
-            shapes.append(text(x + thick / 2, base - tall - 5, f"{value:.3f}", size=11))
+    shapes = [text(20, y, title, size=13, at="start")]
+    left, room = 196, NARROW - 196 - 62
+    for number, row in enumerate(rows):
+        place = y + 10 + BAR_PITCH * number
+        length = room * row.value / top
         shapes += [
-            text(left + room * (i + 0.5), base + 20 + 17 * n, words)
-            for n, words in enumerate(name.split("|"))
+            text(left - 8, place + 14, row.name, kind="faint", size=13, at="end"),
+            bar(left, place, length, BAR_PITCH - 5, row.kind),
+            text(left + length + 6, place + 14, row.shown, size=13, at="start"),
         ]
-    names = list(next(iter(groups.values())))
-    shapes += legend(43, dict(zip(names, kinds, strict=True)))
-    shapes.append(note(base + 64, words_below))
-    return picture(base + 80, title, shapes)
+    return shapes
+
+
+BAR_PITCH = 24

@@ -39,7 +39,12 @@ from cocondenser_jax.retriever.compare.trial import (
 )
 from cocondenser_jax.retriever.compare.unjudged import compare_unjudged
 from cocondenser_jax.retriever.compare.verdict import describe_difference, describe_power
-from cocondenser_jax.retriever.data.significance import SIGNIFICANCE_LEVEL, format_p, swap
+from cocondenser_jax.retriever.data.significance import (
+    SIGNIFICANCE_LEVEL,
+    format_interval,
+    format_p,
+    swap,
+)
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
@@ -70,7 +75,8 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
         best, rival = find_rival(compared.rows)
         summary = " | ".join([describe_best(compared.rows, best, rival), *passages_note(compared)])
         changes = changes_between(compared, rival.name, best.name)
-        write_report(workdir / "report.html", title, summary, {}, compared.rows, changes)
+        sentence = ", ".join([_sentence(compared.rows, best, rival), *passages_note(compared)])
+        write_report(workdir / "report.html", title, sentence, {}, compared.rows, changes)
     winner = next((model for model in ranked if model.name == best.model), None)
     table = comparison_table(compared.rows)
     return Outcome(table, summary, search_flags(workdir, compared, best.name, winner))
@@ -102,6 +108,20 @@ def find_rival(rows: Sequence[ResultRow]) -> tuple[ResultRow, ResultRow]:
     metric = next(iter(best.metrics))
     others = [row for row in rows if row.model != best.model]
     return best, max(others, key=lambda row: row.metrics[metric])
+
+
+def _sentence(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> str:
+    """Returns what `describe_best` does, as the sentence of a page."""
+    metric = next(iter(best.metrics))
+    test = swap(rival.tests[metric])
+    p_values = corrected_p(rows)
+    p = p_values[rival.name]
+    undecided = "" if p < SIGNIFICANCE_LEVEL else f"; {describe_power(test)}"
+    return (
+        f"{best.name} has the highest {metric}, {test['mean']:.3f}; {rival.name} has"
+        f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
+        f" {format_interval(test['interval'])}), p {format_p(p, len(p_values))}{undecided}"
+    )
 
 
 def describe_best(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> str:

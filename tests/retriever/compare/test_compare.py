@@ -180,7 +180,12 @@ def test_the_printed_table_line_and_search(finished, command, models, capsys):
         assert ("--hybrid=min_max" in words) == rows[best]["is_fused"]
     page = (finished / "report.html").read_text()
     assert page.count("<svg") == 1
-    assert re.search(r"<h2>From (.*?) to (.*?)</h2>", page)[2] == best
+    assert re.search(r"<h2>(.*?) compared with (.*?)</h2>", page)[1] == best
+    score, p = re.search(r"nDCG@10 \| \S.*? (\d\.\d{4}), .* \| (p [^|]+)", line).groups()
+    sentence = re.search(r"<header>.*?<p>(.*?)</p>", page)[1]
+    assert sentence.startswith(f"{best} has the highest nDCG@10, {float(score):.3f}; ")
+    assert p.strip() in sentence
+    assert (" queries show " in sentence) == ("BEST: undecided" in line)
 
 
 @pytest.mark.effect("compare --split", "compare --metric", "compare --test_passages")

@@ -141,15 +141,17 @@ mutants: .venv/mutants
 
 # The stamps are renewed whenever the requirements change.
 # Not compiled: Python does that to the files that it imports, in a fifth of the time.
-.venv/installed: setup.py constraints.txt
+.venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; choose one with make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+
+.venv/installed: setup.py constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
 
-.venv/tools: .venv/installed
+.venv/tools: setup.py constraints.txt | .venv/bin/pip
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test]'
-	touch $@
+	touch .venv/installed $@
 
 .venv/docs: .venv/tools
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --editable '.[all,test,docs]'

@@ -1,6 +1,6 @@
 """The cloud of a test: stand_in_gcloud.py, and stand-ins for what runs on its VMs."""
 
-import json
+import ast
 import os
 import shutil
 import subprocess
@@ -48,7 +48,7 @@ class Cloud:
         self.folder, self.bin, self.home = folder / "cloud", folder / "bin", folder / "at home"
         for each in (self.folder / "vms", self.folder / "buckets" / "b", self.bin, self.home):
             each.mkdir(parents=True)
-        # It needs no package, and is called hundreds of times.
+        # It needs no package, and is called a thousand times.
         gcloud = f'#!/bin/sh\nexec "{sys.executable}" -IS "{GCLOUD}" "$@"\n'
         cocondenser = f'#!/bin/sh\nexec "{sys.executable}" -m cocondenser_jax.cli "$@"\n'
         uv = UV.replace("{python}", sys.executable)
@@ -63,8 +63,8 @@ class Cloud:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "PYTHONPATH": str(SCRIPTS.parent),
             "BUCKET": "gs://b",
-            "POLL_SECONDS": "0.2",
-            "SAVE_SECONDS": "0.2",
+            "POLL_SECONDS": "0.1",
+            "SAVE_SECONDS": "0.1",
         }
 
     def run(self, script, *arguments, status=0, settings=None):
@@ -83,10 +83,20 @@ class Cloud:
 
     def calls(self):
         """Returns the arguments of all calls of gcloud since the last time."""
-        file = self.folder / "calls.jsonl"
+        file = self.folder / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)
-        return [json.loads(line) for line in lines]
+        return [ast.literal_eval(line) for line in lines]
+
+    def make_vm(self):
+        """Makes the VM that create.sh makes by default, unless there is one; returns its homes."""
+        vm = self.folder / "vms" / "cocondenser"
+        if not vm.exists():
+            for worker in range(int(self.environment["CLOUD_WORKERS"])):
+                (vm / f"worker-{worker}").mkdir(parents=True)
+            (vm / "zone").write_text("europe-west4-a")
+            (vm / "state").write_text("READY")
+        return sorted(vm.glob("worker-*"))
 
 
 # Trains until it is stopped.
@@ -120,8 +130,8 @@ test $step -eq 10 || exit 143
 """
 
 
-def set_up(cloud, command, settings=None):
-    """Creates a VM where `cocondenser` is a shell command; returns the homes of its workers.
+def set_up(cloud, command):
+    """Makes a VM where `cocondenser` is a shell command; returns the homes of its workers.
 
     Every VM after it is made the same by setup.sh. Its Python counts no devices.
     """
@@ -132,8 +142,7 @@ def set_up(cloud, command, settings=None):
         (cloud.bin / f"{name}-there").write_text(f"#!/bin/sh\n{text}\n")
         install.append(f'install "{cloud.bin}/{name}-there" .venv/bin/{name}')
     (cloud.bin / "uv").write_text("\n".join(["#!/bin/sh", *install]) + "\n")
-    cloud.run("create", settings=settings)
-    homes = sorted((cloud.folder / "vms" / "cocondenser").glob("worker-*"))
+    homes = cloud.make_vm()
     for home in homes:
         folder = home / "cocondenser_jax"
         shutil.copytree(SCRIPTS, folder / "tpu_scripts")

@@ -1,8 +1,10 @@
 """Stands in for gcloud: VMs with TPUs, the homes of their workers and buckets are folders.
 
+It is started a thousand times, so it imports what few calls need where they need it.
+
 The folder $CLOUD holds all of it:
 
-calls.jsonl             the arguments of every call
+calls                   the arguments of every call, as Python writes a list
 vms/NAME/state          READY, PREEMPTED, ... (Compute Engine: RUNNING, ...)
 vms/NAME/zone           where it is; in another zone it is not found
 vms/NAME/worker-<i>/    the home of a worker; its processes are those in *.pid
@@ -21,17 +23,10 @@ quota                   the project may not have as many TPUs
 stockout                the zone has none left
 """
 
-import argparse
-import fnmatch
-import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
-CLOUD = Path(os.environ["CLOUD"])
+CLOUD = os.environ["CLOUD"]
 WORKERS = int(os.environ.get("CLOUD_WORKERS", "1"))
 # The flags that gcloud 528 knows, of those that are used. An unknown flag is an error there too.
 COMMON = {"zone", "project", "quiet"}
@@ -89,8 +84,8 @@ MESSAGES = {
 
 def main(words):
     """Carries out one command."""
-    with (CLOUD / "calls.jsonl").open("a") as file:
-        file.write(json.dumps(words) + "\n")
+    with open(at("calls"), "a") as file:
+        file.write(f"{words!r}\n")
     only_alpha = words[:1] == ["alpha"]
     words = words[1:] if only_alpha else words
     words = words[1:] if words[0] == "compute" else words
@@ -99,49 +94,80 @@ def main(words):
     command = " ".join(words[:n_words])
     if command not in FLAGS:
         sys.exit(usage(f"Invalid choice: {command!r}"))
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("names", nargs="*")
-    for flag in FLAGS[command] | ({"tunnel-through-iap"} if only_alpha else set()):
-        action = "store_true" if flag in SWITCHES else "store"
-        parser.add_argument(f"--{flag}", action=action)
-    arguments = parser.parse_args(words[n_words:])
+    flags = FLAGS[command] | ({"tunnel-through-iap"} if only_alpha else set())
+    names, given = read_arguments(words[n_words:], flags)
     fault = next_fault(" ".join(words))
     if fault in MESSAGES:
         fail(MESSAGES[fault])
     if fault == "preempt":
         preempt()
-    globals()[command.replace(" ", "_").replace("-", "_")](arguments, *arguments.names)
+    globals()[command.replace(" ", "_").replace("-", "_")](given, *names)
     if fault in ("half", "damage"):
-        target = local(arguments.names[-1])
-        for path in (target, *target.rglob("*")):
-            if path.is_file():
-                os.truncate(path, path.stat().st_size // 2)
+        halve(local(names[-1]))
     if fault == "half":
         fail("the connection was reset")
+
+
+def read_arguments(words, flags):
+    """Returns the words that are no flags, and the values of the flags."""
+    names, given = [], {}
+    for word in words:
+        flag, has_value, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            names.append(word)
+        elif flag not in flags or bool(has_value) == (flag in SWITCHES):
+            sys.exit(usage(f"unrecognized arguments: {word}"))
+        else:
+            given[flag] = value
+    return names, given
+
+
+def at(*names):
+    """Returns a path in the cloud."""
+    return os.path.join(CLOUD, *names)
+
+
+def read(*names):
+    with open(at(*names)) as file:
+        return file.read()
+
+
+def write(text, *names):
+    with open(at(*names), "w") as file:
+        file.write(text)
 
 
 def next_fault(call):
     """Counts a call in `faults`; returns the fault that meets it, if any."""
     met = None
-    counts = CLOUD / "faults"
-    counts.mkdir(exist_ok=True)
-    for number, line in enumerate(os.environ.get("CLOUD_FAULTS", "").splitlines()):
+    faults = os.environ.get("CLOUD_FAULTS", "").splitlines()
+    if faults:
+        import fnmatch
+
+        os.makedirs(at("faults"), exist_ok=True)
+    for number, line in enumerate(faults):
         kind, first, last, pattern = line.split(maxsplit=3)
         if fnmatch.fnmatch(call, pattern):
-            with (counts / str(number)).open("a+") as file:
+            with open(at("faults", str(number)), "a+") as file:
                 file.write(".")
-            if int(first) <= (counts / str(number)).stat().st_size <= int(last):
+            if int(first) <= os.path.getsize(at("faults", str(number))) <= int(last):
                 met = kind
     return met
 
 
 def preempt():
     """Takes all VMs away, with what runs on them: this call too, where a VM makes it."""
-    for vm in (CLOUD / "vms").iterdir():
-        (vm / "state").write_text("PREEMPTED")
-        for home in vm.glob("worker-*"):
-            home.rename(vm / f"gone-{home.name}")
-        end_processes(vm)
+    for name in os.listdir(at("vms")):
+        write("PREEMPTED", "vms", name, "state")
+        for home in workers_in(name):
+            os.rename(home, os.path.join(os.path.dirname(home), f"gone-{os.path.basename(home)}"))
+        end_processes(name)
+
+
+def halve(place):
+    """Cuts a file, or all of a folder, to half of its size."""
+    for path in files_in(place) if os.path.isdir(place) else [place]:
+        os.truncate(path, os.path.getsize(path) // 2)
 
 
 def fail(message):
@@ -155,135 +181,149 @@ def usage(message):
     return 2
 
 
-def existing(place, name=""):
-    """Returns the path, or fails as gcloud does where there is nothing."""
-    if not place.exists():
-        fail(f"NOT_FOUND: Resource '{name or place.name}' was not found")
-    return place
+def fail_unless(exists, name):
+    """Fails as gcloud does where there is nothing."""
+    if not exists:
+        fail(f"NOT_FOUND: Resource '{name}' was not found")
 
 
-def existing_vm(arguments, name):
-    """Returns the folder of a VM, or fails where there is none in this zone."""
-    vm = CLOUD / "vms" / name
-    here = vm.exists() and (vm / "zone").read_text() == arguments.zone
-    return existing(vm if here else CLOUD / "nothing", name)
+def find_vm(given, name):
+    """Fails where there is no VM of this name in this zone."""
+    fail_unless(
+        os.path.exists(at("vms", name)) and read("vms", name, "zone") == given["zone"], name
+    )
 
 
-def existing_request(arguments, name):
-    """Returns the state of a queued request and its file, or fails in the same way."""
-    file = CLOUD / "requests" / name
-    state, zone = file.read_text().split() if file.exists() else ("", "")
-    return state, existing(file if zone == arguments.zone else CLOUD / "nothing", name)
+def find_request(given, name):
+    """Returns the state of a queued request, or fails in the same way."""
+    there = os.path.exists(at("requests", name))
+    state, zone = read("requests", name).split() if there else ("", "")
+    fail_unless(there and zone == given["zone"], name)
+    return state
 
 
-def create(arguments, name, size, state):
-    if arguments.zone not in ZONES.get(size, ()):
-        fail(f"INVALID_ARGUMENT: {size} is not offered in {arguments.zone}")
-    vm = CLOUD / "vms" / name
-    if vm.exists():
+def create(given, name, size, state):
+    if given["zone"] not in ZONES.get(size, ()):
+        fail(f"INVALID_ARGUMENT: {size} is not offered in {given['zone']}")
+    if os.path.exists(at("vms", name)):
         fail(f"ALREADY_EXISTS: Resource '{name}' already exists")
     for worker in range(WORKERS):
-        (vm / f"worker-{worker}").mkdir(parents=True)
-    (vm / "zone").write_text(arguments.zone)
-    (vm / "state").write_text(state)
+        os.makedirs(at("vms", name, f"worker-{worker}"))
+    write(given["zone"], "vms", name, "zone")
+    write(state, "vms", name, "state")
 
 
-def tpu_vm_create(arguments, name):
-    create(arguments, name, arguments.accelerator_type, "READY")
+def tpu_vm_create(given, name):
+    create(given, name, given["accelerator-type"], "READY")
 
 
-def tpu_vm_describe(arguments, name):
+def tpu_vm_describe(given, name):
     """Prints the state; the first look at a VM that is being created preempts it."""
-    file = existing_vm(arguments, name) / "state"
-    state = file.read_text()
-    print({"value(state)": state}[arguments.format])
+    find_vm(given, name)
+    state = read("vms", name, "state")
+    print({"value(state)": state}[given["format"]])
     if state == "CREATING":
-        file.write_text("PREEMPTED")
+        write("PREEMPTED", "vms", name, "state")
 
 
-def tpu_vm_start(arguments, name):
-    (existing_vm(arguments, name) / "state").write_text("READY")
+def tpu_vm_start(given, name):
+    find_vm(given, name)
+    write("READY", "vms", name, "state")
 
 
-def tpu_vm_delete(arguments, name):
-    vm = existing_vm(arguments, name)
-    end_processes(vm)
-    shutil.rmtree(vm)
+def tpu_vm_delete(given, name):
+    import shutil
+
+    find_vm(given, name)
+    end_processes(name)
+    shutil.rmtree(at("vms", name))
 
 
-def queued_resources_create(arguments, name):
-    (CLOUD / "requests").mkdir(exist_ok=True)
-    if (CLOUD / "requests" / name).exists():
+def queued_resources_create(given, name):
+    os.makedirs(at("requests"), exist_ok=True)
+    if os.path.exists(at("requests", name)):
         fail(f"ALREADY_EXISTS: Resource '{name}' already exists")
-    size = arguments.accelerator_type
-    (CLOUD / "requests" / name).write_text(f"WAITING_FOR_RESOURCES {arguments.zone}")
-    (CLOUD / "sizes").write_text(size)
+    write(f"WAITING_FOR_RESOURCES {given['zone']}", "requests", name)
+    write(given["accelerator-type"], "sizes")
 
 
-def queued_resources_describe(arguments, name):
+def queued_resources_describe(given, name):
     """Prints the state; the first look at a request grants it, or fails one that is begun."""
-    state, request = existing_request(arguments, name)
-    print({"value(state.state)": state}[arguments.format])
+    state = find_request(given, name)
+    print({"value(state.state)": state}[given["format"]])
     if state == "WAITING_FOR_RESOURCES":
-        create(arguments, name, (CLOUD / "sizes").read_text(), "READY")
-        request.write_text(f"ACTIVE {arguments.zone}")
+        create(given, name, read("sizes"), "READY")
+        write(f"ACTIVE {given['zone']}", "requests", name)
     if state == "PROVISIONING":
-        request.write_text(f"FAILED {arguments.zone}")
+        write(f"FAILED {given['zone']}", "requests", name)
 
 
-def queued_resources_delete(arguments, name):
-    existing_request(arguments, name)[1].unlink()
-    if arguments.force and (CLOUD / "vms" / name).exists():
-        tpu_vm_delete(arguments, name)
+def queued_resources_delete(given, name):
+    find_request(given, name)
+    os.unlink(at("requests", name))
+    if "force" in given and os.path.exists(at("vms", name)):
+        tpu_vm_delete(given, name)
 
 
-def instances_create(arguments, name):
-    create(arguments, name, arguments.machine_type, "RUNNING")
+def instances_create(given, name):
+    create(given, name, given["machine-type"], "RUNNING")
 
 
-def instances_describe(arguments, name):
-    print({"value(status)": (existing_vm(arguments, name) / "state").read_text()}[arguments.format])
+def instances_describe(given, name):
+    find_vm(given, name)
+    print({"value(status)": read("vms", name, "state")}[given["format"]])
 
 
-def instances_start(arguments, name):
-    (existing_vm(arguments, name) / "state").write_text("RUNNING")
+def instances_start(given, name):
+    find_vm(given, name)
+    write("RUNNING", "vms", name, "state")
 
 
 instances_delete = tpu_vm_delete
 
 
-def workers_of(arguments, name, which):
+def workers_in(name):
+    """Returns the homes of a VM's workers."""
+    folder = at("vms", name)
+    return [os.path.join(folder, x) for x in sorted(os.listdir(folder)) if x.startswith("worker-")]
+
+
+def workers_of(given, name):
     """Returns the homes of the workers that a flag names."""
-    vm = existing_vm(arguments, name)
-    if (vm / "state").read_text() not in ("READY", "RUNNING"):
+    find_vm(given, name)
+    if read("vms", name, "state") not in ("READY", "RUNNING"):
         fail(f"the TPU {name} is not ready")
-    return sorted(vm.glob("worker-*")) if which == "all" else [vm / f"worker-{which or 0}"]
+    worker = given.get("worker", "0")
+    return workers_in(name) if worker == "all" else [at("vms", name, f"worker-{worker}")]
 
 
-def tpu_vm_ssh(arguments, name):
+def tpu_vm_ssh(given, name):
     # gcloud splits the command at spaces, and ssh joins it again.
-    command = " ".join(arguments.command.split(" "))
-    statuses = [
-        subprocess.run(["bash", "-c", command], cwd=home, env=environment(home)).returncode
-        for home in workers_of(arguments, name, getattr(arguments, "worker", ""))
-    ]
+    command = " ".join(given["command"].split(" "))
+    os.closerange(3, 64)  # what the scripts opened: who reads it would wait for the VM's jobs
+    statuses = []
+    for home in workers_of(given, name):
+        os.chdir(home)
+        words = ["bash", "-c", command]
+        statuses.append(os.spawnvpe(os.P_WAIT, words[0], words, environment(home)))
     sys.exit(max(statuses))
 
 
 ssh = tpu_vm_ssh
 
 
-def tpu_vm_scp(arguments, *names):
+def tpu_vm_scp(given, *names):
     *sources, target = names
-    worker = getattr(arguments, "worker", "")
     if ":" in sources[0]:
         name, _, path = sources[0].partition(":")
-        (home,) = workers_of(arguments, name, worker)
-        return copy(home / path, Path(target), arguments.recurse)
+        (home,) = workers_of(given, name)
+        return copy(os.path.join(home, path), target, "recurse" in given)
     name, _, folder = target.partition(":")
-    for home in workers_of(arguments, name, worker):
+    for home in workers_of(given, name):
+        place = os.path.join(home, folder)
+        fail_unless(os.path.exists(place), os.path.basename(place))
         for source in sources:
-            copy(Path(source), existing(home / folder) / Path(source).name, arguments.recurse)
+            copy(source, os.path.join(place, os.path.basename(source)), "recurse" in given)
 
 
 scp = tpu_vm_scp
@@ -292,73 +332,83 @@ scp = tpu_vm_scp
 def environment(home):
     """Returns what a shell on the VM sees: of this machine, only the stand-ins."""
     return {
-        "HOME": str(home),
+        "HOME": home,
         "PATH": f"{os.environ['CLOUD_BIN']}:/usr/local/bin:/usr/bin:/bin",
         **{name: value for name, value in os.environ.items() if name.startswith("CLOUD")},
     }
 
 
-def end_processes(vm):
+def end_processes(name):
     """Kills what runs on a VM."""
-    for file in vm.rglob("*.pid"):
+    for path in files_in(at("vms", name)):
+        if not path.endswith(".pid"):
+            continue
         try:
-            os.killpg(int(file.read_text()), signal.SIGKILL)
+            with open(path) as file:
+                os.killpg(int(file.read()), 9)
         except ProcessLookupError:
             continue
 
 
+def files_in(folder):
+    """Returns all files in a folder, in their order."""
+    found = os.walk(folder)
+    return sorted(os.path.join(parent, name) for parent, _, names in found for name in names)
+
+
 def local(name):
     """Returns the place of an object or file."""
-    return CLOUD / "buckets" / name[5:] if name.startswith("gs://") else Path(name)
+    return at("buckets", name[5:]) if name.startswith("gs://") else name
 
 
 def copy(source, target, recursive):
-    existing(source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
+    import shutil
+
+    fail_unless(os.path.exists(source), os.path.basename(source))
+    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    if os.path.isdir(source):
         if not recursive:
             fail(f"{source} is a folder")
         shutil.copytree(source, target, dirs_exist_ok=True)
     else:
         # As an object: complete or absent.
-        partial = target.with_name(f"{target.name}.partial")
-        shutil.copy(source, partial)
-        partial.rename(target)
+        shutil.copy(source, f"{target}.partial")
+        os.rename(f"{target}.partial", target)
 
 
-def storage_cp(arguments, source, target):
+def storage_cp(given, source, target):
     place = local(target)
-    if target.endswith("/") or place.is_dir():
-        place = place / local(source).name
-    copy(local(source), place, arguments.recursive)
+    if target.endswith("/") or os.path.isdir(place):
+        place = os.path.join(place, os.path.basename(local(source)))
+    copy(local(source), place, "recursive" in given)
 
 
-def auth_list(arguments):
-    print({"value(account)": ACCOUNT}[arguments.format])
+def auth_list(given):
+    print({"value(account)": ACCOUNT}[given["format"]])
 
 
-def storage_du(arguments, name):
-    files = [path for path in local(name).rglob("*") if path.is_file()]
+def storage_du(given, name):
+    files = files_in(local(name))
     if not files:
         fail("One or more URLs matched no objects.")
-    print(f"{sum(path.stat().st_size for path in files)}  {name}")
+    print(f"{sum(map(os.path.getsize, files))}  {name}")
 
 
-def storage_ls(arguments, name):
-    folder = local(name.removesuffix("**"))
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+def storage_ls(given, name):
+    found = files_in(local(name.removesuffix("**")))
     if not found:
         fail("One or more URLs matched no objects.")
     for path in found:
-        print(f"gs://{path.relative_to(CLOUD / 'buckets')}")
+        print(f"gs://{os.path.relpath(path, at('buckets'))}")
 
 
-def storage_rsync(arguments, source, target):
-    copy(local(source), local(target), arguments.recursive)
+def storage_rsync(given, source, target):
+    copy(local(source), local(target), "recursive" in given)
 
 
-def storage_rm(arguments, name):
-    existing(local(name)).unlink()
+def storage_rm(given, name):
+    fail_unless(os.path.exists(local(name)), os.path.basename(name))
+    os.unlink(local(name))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ def save_run(cloud, step, lacks=""):
 
 def test_an_outage_is_not_a_lost_vm(cloud):
     set_up(cloud, PROGRAM)
-    cloud.calls()
     outages = [f"outage 2 3 tpu-vm {call} *" for call in ("describe", "ssh")]
     printed = cloud.run("pretrain", *FIRST, settings=faults(*outages))
     assert "trying again" in printed
@@ -52,8 +51,7 @@ def test_an_outage_is_not_a_lost_vm(cloud):
 
 @pytest.mark.parametrize("script", ["create", "corpus", "pretrain"])
 def test_an_outage_is_not_waited_for_without_end(cloud, script):
-    cloud.run("create")
-    cloud.calls()
+    cloud.make_vm()
     arguments = {"create": [], "corpus": ["wiki", "--corpus=hf:x"], "pretrain": FIRST}[script]
     outage = faults(f"outage {ALWAYS} tpu-vm *", MAX_OUTAGES="2")
     printed = cloud.run(script, *arguments, status=2, settings=outage)
@@ -92,14 +90,14 @@ def test_no_answer_is_not_an_empty_one(cloud, fault, says, status):
 
 
 def test_the_status_of_a_new_vm(cloud):
-    cloud.run("create")
+    cloud.make_vm()
     assert "not set up yet" in cloud.run("status")
 
 
 def test_a_notice_of_gcloud_is_not_a_state(cloud):
     gcloud = cloud.bin / "gcloud"
     gcloud.write_text(gcloud.read_text().replace("exec ", "echo Update me! >&2\nexec "))
-    cloud.run("create")
+    cloud.make_vm()
     assert cloud.run("create").endswith("create.sh: cocondenser is ready\n")
 
 
@@ -141,7 +139,6 @@ def test_a_store_is_not_waited_for_on_a_lost_vm(cloud, fault, says):
 def test_a_store_is_used_when_it_is_whole(cloud, fault, fetched):
     save_stores(cloud, "wiki")
     (home,) = set_up(cloud, PROGRAM)
-    cloud.calls()
     arguments = [*FIRST, "--config.data.store=stores/wiki"]
     settings = faults(f"{fault} storage rsync *")
     printed = cloud.run("pretrain", *arguments, status=0 if fetched else 2, settings=settings)
@@ -243,7 +240,6 @@ def test_a_failing_bucket_is_named(cloud, script, fault, says):
     save_run(cloud, 10)
     (cloud.home / "my text").write_text("text")
     arguments = ["--corpus=my text"] if script == "corpus" else FIRST[1:]
-    cloud.calls()
     printed = cloud.run(
         script,
         "first",

@@ -60,7 +60,8 @@ def test_compute_engine_has_machine_types(cloud, tpu, machine, zone):
 def test_what_both_interfaces_do_is_the_same(cloud):
     """Creates, trains, shows, deletes; a stopped VM is started."""
     compute = {"TPU": "v6e-8", "GCLOUD_API": "compute"}
-    (home,) = set_up(cloud, PROGRAM, settings=compute)
+    cloud.run("create", settings=compute)
+    (home,) = set_up(cloud, PROGRAM)
     printed = cloud.run("pretrain", "first", "--config=x", settings=compute)
     assert printed.endswith("first: done\n")
     assert (cloud.folder / "buckets/b/runs/first/10.tar").is_file()
@@ -218,7 +219,7 @@ def test_secrets_reach_the_jobs_and_nothing_else(cloud):
     printed += cloud.run("status")
     assert (home / "cocondenser_jax" / "seen").read_text() == "wand'b $hidden and hugging-hidden\n"
     noted = [path for path in (cloud.folder / "lines", *cloud.folder.rglob("log")) if path.exists()]
-    noted += [cloud.folder / "calls.jsonl", *(cloud.folder / "buckets").rglob("*.log")]
+    noted += [cloud.folder / "calls", *(cloud.folder / "buckets").rglob("*.log")]
     assert len(noted) >= 4
     for text in (printed, *(path.read_text() for path in noted)):
         assert "hidden" not in text

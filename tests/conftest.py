@@ -321,11 +321,10 @@ def trains_on_two_gpus(monkeypatch):
 
 @pytest.fixture
 def one_length(monkeypatch):
-    """Lets chunks have their full length: half of the programs to compile, or a quarter."""
-    from cocondenser_jax.pretrain import step
+    """Lets chunks have their full length."""
+    from tests.world import compute_full_lengths
 
-    for name in ("LENGTH_FRACTIONS", "ENCODER_LENGTH_FRACTIONS"):
-        monkeypatch.setattr(step, name, (1,))
+    compute_full_lengths(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def require_gradient_of_the_whole(scope):
         cls_SxD = scope["encode"](params, texts)
         return jnp.var(cls_SxD) + 0.1 * jnp.mean(jnp.sum(cls_SxD**2, axis=1))
 
-    value, grads = jax.value_and_grad(loss)(scope["params"])
+    value, grads = jax.jit(jax.value_and_grad(loss))(scope["params"])
     assert float(scope["value"] + scope["sums"]["penalty"]) == pytest.approx(float(value), rel=1e-5)
     norm, difference = (
         np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(tree)))

@@ -24,9 +24,10 @@ from cocondenser_jax.corpus.tasks import find_duplicates, hash_task
 from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 from cocondenser_jax.files.runs import write_checksums
 from cocondenser_jax.model import kernels
+from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.layout import Layout
-from cocondenser_jax.pretrain import devices, loop
+from cocondenser_jax.pretrain import devices, loop, step
 from cocondenser_jax.pretrain.checkpoint import named_arrays
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 
@@ -56,6 +57,14 @@ def as_flags(settings):
     return [f"--config.{name}={value}" for name, value in settings.items()]
 
 
+def write_experiment(folder, config):
+    """Writes the program of a config, as --config takes it; returns its path."""
+    text = "import json\nfrom ml_collections import ConfigDict\n"
+    text += f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
+    (folder / "experiment.py").write_text(text)
+    return folder / "experiment.py"
+
+
 def change_settings(config, settings):
     """Changes settings of a config, by their dotted names."""
     config.update_from_flattened_dict(settings)
@@ -65,6 +74,18 @@ def with_devices(n):
     """Returns the environment of a process that has n devices."""
     flags = re.sub(r"device_count=\d+", f"device_count={n}", os.environ["XLA_FLAGS"])
     return os.environ | {"XLA_FLAGS": flags}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def encode_in_flax(config, params, *inputs):
+    """Computes vectors in one program: operation by operation, each is compiled."""
+    return Condenser(config).apply({"params": params}, *inputs, method="encode")
+
+
+def compute_full_lengths(patch=setattr):
+    """Lets chunks have their full length: half of the programs to compile, or a quarter."""
+    for name in ("LENGTH_FRACTIONS", "ENCODER_LENGTH_FRACTIONS"):
+        patch(step, name, (1,))
 
 
 def interpret_kernels(patch=setattr):

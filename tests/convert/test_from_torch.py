@@ -20,7 +20,7 @@ from cocondenser_jax.convert.names import tensor_names, to_tensors
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
-from cocondenser_jax.model.condenser import Condenser, init_params
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import AS_IN_PAPERS
@@ -58,9 +58,11 @@ def test_flax_to_hugging_face_and_back_is_bit_identical(folder, tmp_path):
     config = dataclasses.replace(
         config, n_head_layers=1, skip_from=2, late_mlm=False, hidden_dropout_prob=0.25
     )
-    ids = np.zeros((1, 4), np.int32)
-    params = jax.jit(Condenser(config).init)(jax.random.key(5), ids, ids, ids)["params"]
-    params = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(6), x.shape), params)
+    rng = np.random.default_rng(6)
+    params = jax.tree.map(
+        lambda x: np.asarray(x) + rng.normal(size=x.shape).astype(np.float32),
+        init_params(config, 5),
+    )
     out = tmp_path / "out"
     export_folder(params, config, folder, out, {})
 

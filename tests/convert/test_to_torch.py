@@ -20,8 +20,8 @@ from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model_folder.model import open_model
+from tests.world import encode_in_flax
 
 
 @pytest.fixture
@@ -94,12 +94,7 @@ def test_sentence_transformers_gives_the_vectors_of_flax(exported, texts):
     batch = AutoTokenizer.from_pretrained(out)(
         texts, padding=True, truncation=True, max_length=config.max_length, return_tensors="np"
     )
-
-    @jax.jit
-    def encode(ids, mask):
-        return Condenser(config).apply({"params": params}, ids, mask, method="encode")
-
-    ours = encode(batch["input_ids"], batch["attention_mask"])
+    ours = encode_in_flax(config, params, batch["input_ids"], batch["attention_mask"])
     assert batch["attention_mask"].all(axis=1).any()  # truncated ones
     assert not batch["attention_mask"].all()  # and padded ones
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4)
@@ -213,12 +208,8 @@ def test_a_bert_with_the_unigrams_of_another_family_stays_as_published(research_
     assert torch.equal(tokens[0]["input_ids"], tokens[1]["input_ids"])
     logits = [model(**tokens[0]).logits for model in models]
     assert torch.equal(*logits)
-    ours = Condenser(config).apply(
-        {"params": params},
-        np.array(tokens[0]["input_ids"]),
-        np.array(tokens[0]["attention_mask"]),
-        method="encode",
-    )
+    inputs = (np.array(tokens[0][name]) for name in ("input_ids", "attention_mask"))
+    ours = encode_in_flax(config, params, *inputs)
     theirs = SentenceTransformer(str(tmp_path / "out")).encode(texts)
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5)
 

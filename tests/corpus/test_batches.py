@@ -311,7 +311,8 @@ def test_what_is_held_out_is_never_drawn_and_all_else_as_often_as_before(
     times = np.where(of_document < 10, weights[0], weights[1]) * (of_document != held_out)
     assert epoch_examples(both, spec) == round(times.sum())
     assert (times * (of_document == held_out)).sum() == 0 < (of_document == held_out).sum()
-    n_steps = 40 * steps_per_epoch(both, spec)
+    # Where batches have one example, none is left over: every pass has each.
+    n_steps = (40 if batch_size > 1 else 4) * steps_per_epoch(both, spec)
     counts = sum(
         np.bincount(batch_examples(both, spec, step), minlength=len(times))
         for step in range(n_steps)

@@ -76,7 +76,7 @@ def test_local_layers_that_compute_all_rows_use_windows(monkeypatch):
             out = Condenser(config).apply({"params": params}, ids, mask, positions, seeds)
             return jnp.sum(out.vectors_BxD**2) + jnp.sum(out.head_logits_BxMxV**2)
 
-        return jax.grad(loss)(params)
+        return jax.jit(jax.grad(loss))(params)
 
     def spied(query, key, value, mask, seeds, window):
         calls.append(window)

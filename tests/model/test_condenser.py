@@ -173,7 +173,7 @@ def test_asked_rows_equal_those_of_the_whole_output(batch):
     hidden = jnp.asarray(rng.standard_normal((8, 16, 32)), jnp.float32)
     rows = rng.integers(0, 16, (8, 5))
     layer = TransformerLayer(CONFIG, jnp.dtype("float32"))
-    variables = layer.init(jax.random.key(0), hidden, mask)
+    variables = jax.jit(layer.init)(jax.random.key(0), hidden, mask)
     apply = jax.jit(layer.apply)
     whole = apply(variables, hidden, mask, seeds)
     asked = apply(variables, hidden, mask, seeds, rows)
@@ -214,7 +214,7 @@ def test_attention_weights_are_dropped_at_a_rate_of_their_own(batch, variables, 
     for module in (encoder, attention):
         monkeypatch.setattr(module, "dropout", spy)
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3)
-    Condenser(config).apply(variables, *batch)
+    jax.eval_shape(functools.partial(Condenser(config).apply, variables), *batch)
     assert rates == {3: {0.2}, 4: {0.3}}
 
 

@@ -1,8 +1,12 @@
 """A tiny store and a tiny experiment."""
 
+import functools
+
 import pytest
 
 from cocondenser_jax.configs import default
+from cocondenser_jax.pretrain import loop
+from cocondenser_jax.pretrain.devices import mapped_step
 from tests.world import TINY, make_texts, write_store
 
 
@@ -31,3 +35,17 @@ def config(store_folder):
     config.probe.every = 0
     config.log_every = 1
     return config.lock()
+
+
+@pytest.fixture(scope="module")
+def _mapped_once():
+    return functools.cache(mapped_step)
+
+
+@pytest.fixture
+def shared_steps(_mapped_once, monkeypatch):
+    """Lets runs of a file whose steps have the same settings share what JAX traced and compiled.
+
+    A test that changes what a step computes needs settings of its own.
+    """
+    monkeypatch.setattr(loop, "mapped_step", _mapped_once)

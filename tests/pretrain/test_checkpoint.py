@@ -25,7 +25,7 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import TrainState, initial_state
 from cocondenser_jax.settings import PRETRAINING, declared_settings
-from tests.world import change_settings, model_of, step_of
+from tests.world import change_settings, model_of, step_of, write_experiment
 
 pytestmark = pytest.mark.usefixtures("one_length")
 
@@ -140,10 +140,7 @@ def test_without_an_intact_checkpoint_nothing_starts(run, settings):
 
 
 def test_damage_by_command_line(config, tmp_path, capsys):
-    (tmp_path / "experiment.py").write_text(
-        "import json\nfrom ml_collections import ConfigDict\n"
-        f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
-    )
+    write_experiment(tmp_path, config)
     run, store = tmp_path / "run", open_store(Path(config.data.store))
     model_config = model_of(config, store)
     checkpoint.open_run(run, resolve(config, store), model_config, store, {})

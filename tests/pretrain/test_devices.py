@@ -5,16 +5,16 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model.condenser import Condenser, init_params
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode, needed_memory
 from cocondenser_jax.pretrain.step import LossSettings
+from tests.world import encode_in_flax
 
 
 def printed_by(program, **environment):
@@ -64,12 +64,9 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
     rng = np.random.default_rng(0)
     ids_BxL = rng.integers(5, 50, (n_texts, 16)).astype(np.int32)
     mask_BxL = np.arange(16) < rng.integers(4, 17, n_texts)[:, None]
-    network = Condenser(model_config)
     prompts_B = rng.integers(0, 4, n_texts).astype(np.int32)
     expected_BxD = [
-        network.apply(
-            {"params": params}, jnp.array(row[None]), mask[None], None, n[None], method="encode"
-        )[0]
+        encode_in_flax(model_config, params, row[None], mask[None], None, n[None])[0]
         for row, mask, n in zip(ids_BxL, mask_BxL, prompts_B, strict=True)
     ]
     encode = mapped_encode(model_config, params, "float32", batch_size=11)

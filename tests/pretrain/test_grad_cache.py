@@ -1,5 +1,7 @@
 """The gradient cache on a toy encoder, against one gradient of the whole loss."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,13 +48,12 @@ def test_representations_of_several_axes_stay_whole():
     def alone(params, chunk):
         return encode(params, chunk), jnp.zeros(()), {}
 
-    value, _, _, grads = loss_gradient(
-        params, chunks, forward=alone, encode=encode, contrast=best_matches
-    )
+    functions = {"forward": alone, "encode": encode, "contrast": best_matches}
+    value, _, _, grads = jax.jit(functools.partial(loss_gradient, **functions))(params, chunks)
     whole = jax.value_and_grad(
         lambda params: best_matches(encode(params, chunks.reshape(8, 6, 3)))[0]
     )
-    expected_value, expected = whole(params)
+    expected_value, expected = jax.jit(whole)(params)
     assert float(value) == pytest.approx(float(expected_value), rel=1e-5)
     for name in params:
         np.testing.assert_allclose(grads[name], expected[name], rtol=1e-4, atol=1e-5)
@@ -78,21 +79,21 @@ def test_any_cut_gives_the_gradient_of_the_whole(
     chunks = rng.normal(size=(n_chunks, 2 * pairs_per_chunk, 3)).astype(np.float32)
     inputs = chunks.reshape(-1, 3)
 
-    value, others, sums, grads = loss_gradient(
-        params,
-        chunks,
-        forward=forward,
-        encode=encode,
-        contrast=contrast if contrastive else None,
-        n_kept=n_kept,
-    )
+    functions = {"forward": forward, "encode": encode}
+    functions |= {"contrast": contrast if contrastive else None, "n_kept": n_kept}
+    cached = jax.jit(functools.partial(loss_gradient, **functions))
+    value, others, sums, grads = cached(params, chunks)
 
-    expected = jax.grad(whole_loss)(params, inputs, contrastive)
+    @jax.jit
+    def whole(params):
+        reps, _, own = forward(params, inputs)
+        contrasted = contrast(reps) if contrastive else (0.0, ())
+        return jax.grad(whole_loss)(params, inputs, contrastive), own, contrasted
+
+    expected, own, (contrasted, mean) = whole(params)
     for ours, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         error = np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-3)
         assert error <= 1e-5
-    reps, _, own = forward(params, inputs)
     assert float(sums["own"]) == pytest.approx(float(own["own"]), rel=1e-5, abs=1e-5)
-    contrasted, mean = contrast(reps) if contrastive else (0.0, ())
     assert float(value) == pytest.approx(float(contrasted), rel=1e-5, abs=1e-5)
     np.testing.assert_allclose(others, mean, rtol=1e-5, atol=1e-5)

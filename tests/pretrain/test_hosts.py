@@ -17,19 +17,16 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import hosts
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
-from tests.world import read_metrics, with_devices
+from tests.world import read_metrics, with_devices, write_experiment
 
-EXPERIMENT = """
-import json
-from ml_collections import ConfigDict
-get_config = lambda: ConfigDict(json.loads({!r}))
-"""
+pytestmark = pytest.mark.usefixtures("one_length")
+
 # The command line, killed before its fourth step once the file $WAIT_FOR is there.
 BREAKS_DOWN = """
 import os, signal, sys, time
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus import batches
-from cocondenser_jax.pretrain import hosts
+from cocondenser_jax.pretrain import hosts, loop
+from tests.world import compute_full_lengths
 
 def breaks_down(*args, **kwargs):
     for step, batch in enumerate(read_batches(*args, **kwargs)):
@@ -39,9 +36,10 @@ def breaks_down(*args, **kwargs):
                 os.kill(os.getpid(), signal.SIGKILL)
         yield batch
 
-read_batches = batches.read_batches
+read_batches = loop.read_batches
 if sys.argv[-1] == "--host=1":
-    batches.read_batches = breaks_down
+    loop.read_batches = breaks_down
+compute_full_lengths()
 hosts.HEARTBEAT_SECONDS = 10
 sys.exit(main())
 """
@@ -49,7 +47,8 @@ sys.exit(main())
 STOPPED = """
 import os, signal, sys, time
 from cocondenser_jax.cli import main
-from cocondenser_jax.corpus import batches
+from cocondenser_jax.pretrain import loop
+from tests.world import compute_full_lengths
 
 def slow(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGINT)
@@ -58,9 +57,10 @@ def slow(*args, **kwargs):
         time.sleep(3)
         yield batch
 
-read_batches = batches.read_batches
+read_batches = loop.read_batches
 if sys.argv[-1] == "--host=1":
-    batches.read_batches = slow
+    loop.read_batches = slow
+compute_full_lengths()
 sys.exit(main())
 """
 OTHER_SEED = """
@@ -73,8 +73,9 @@ sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1"))
 WITH_KERNEL = """
 import logging, sys
 from cocondenser_jax.cli import main
-from tests.world import interpret_kernels
+from tests.world import compute_full_lengths, interpret_kernels
 interpret_kernels()
+compute_full_lengths()
 logging.root.handlers = []  # those of libraries: the command line adds its own where none is
 sys.exit(main())
 """
@@ -131,7 +132,7 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     config.model.attention_probs_dropout_prob = 0.1
     config.train.chunk_size = 0
     config.probe.every = 4
-    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
+    write_experiment(tmp_path, config)
     train(config, tmp_path / "alone")
 
     lost, (second, _) = run_two_hosts(tmp_path, BREAKS_DOWN)
@@ -190,9 +191,8 @@ def test_hosts_that_do_not_fit_are_refused(flags, capsys):
 
 
 def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
-    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain", "--coordinator=auto"]
-    command += [f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]
+    command += [f"--config={write_experiment(tmp_path, config)}", f"--workdir={tmp_path}/run"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "cocondenser: --coordinator=auto: cannot tell who the hosts are" in done.stderr

@@ -38,7 +38,9 @@ from cocondenser_jax.pretrain.devices import mapped_step
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import new_model
-from tests.world import read_metrics
+from tests.world import read_metrics, write_experiment
+
+pytestmark = pytest.mark.usefixtures("shared_steps")
 
 pytestmark = pytest.mark.usefixtures("one_length")
 
@@ -348,11 +350,8 @@ def test_some_steps_after_the_first_are_traced(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(jax.profiler, "trace", recorded)
     monkeypatch.setattr(loop, "mapped_step", stepping)
-    (tmp_path / "experiment.py").write_text(
-        "import json\nfrom ml_collections import ConfigDict\n"
-        f"get_config = lambda: ConfigDict(json.loads({config.to_json()!r}))\n"
-    )
-    command = ["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]
+    experiment = write_experiment(tmp_path, config)
+    command = ["pretrain", f"--config={experiment}", f"--workdir={tmp_path}/run"]
     assert main([*command, f"--profile_dir={tmp_path}/profile"]) == 0
     assert happened == ["step", "begins", *["step"] * 4, "ends", "step"]
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))

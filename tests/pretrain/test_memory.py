@@ -3,7 +3,6 @@
 As in MoCo (He et al., arXiv 1911.05722), but of the same network, whose vectors grow old in it.
 """
 
-import functools
 import shutil
 
 import jax
@@ -14,17 +13,15 @@ import pytest
 from cocondenser_jax.configs.default import SETTINGS
 from cocondenser_jax.corpus.batches import make_batch
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain.checkpoint import load_run, restore_latest
-from cocondenser_jax.pretrain.devices import mapped_step
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.objectives import OBJECTIVES, Objective
 from cocondenser_jax.pretrain.step import state_shapes
 from cocondenser_jax.settings import check
-from tests.world import batches_of, model_of, read_metrics, step_of
+from tests.world import batches_of, encode_in_flax, model_of, read_metrics, step_of
 
-pytestmark = pytest.mark.usefixtures("one_length")
+pytestmark = pytest.mark.usefixtures("one_length", "shared_steps")
 
 N_QUEUE = 48  # the vectors of a batch and a half
 
@@ -53,8 +50,6 @@ def config(config, monkeypatch):
     objective = SETTINGS["train.objective"]
     allowed = (*objective.allowed, "queue")
     monkeypatch.setitem(SETTINGS, "train.objective", objective._replace(allowed=allowed))
-    shared = functools.cache(mapped_step)  # all runs of a test share a program
-    monkeypatch.setattr(loop, "mapped_step", shared)
     config = config.copy_and_resolve_references().unlock()
     config.train.objective = "queue"
     config.checkpoint.every = 1
@@ -68,14 +63,14 @@ def test_a_step_compares_with_the_vectors_of_the_batches_before(config, tmp_path
     train(config, tmp_path / "whole")
     logged = read_metrics(tmp_path / "whole")
     store = open_store(config.data.store)
-    network = Condenser(model_of(config, store))
+    model_config = model_of(config, store)
     states = [
         restore_step(config, tmp_path / "whole" / "checkpoints" / str(i)) for i in range(1, 7)
     ]
     for step, before, after in zip(range(1, 6), states, states[1:], strict=False):
         batch = make_batch(store, batches_of(config), step)
         inputs = batch.input_ids_SxL, batch.attention_mask_SxL
-        whole = np.asarray(network.apply({"params": before.params}, *inputs, method="encode"))
+        whole = np.asarray(encode_in_flax(model_config, before.params, *inputs))
         expected = 0.0
         for size, memory, now in zip(sizes, before.memory, after.memory, strict=True):
             h = whole[:, :size]

@@ -14,7 +14,6 @@ from cocondenser_jax.corpus.order import batch_document_ids
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
-from cocondenser_jax.pretrain import loop
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
@@ -130,20 +129,8 @@ def test_the_update_keeps_no_copy_of_the_state(config, monkeypatch):
     assert compiled.memory_analysis().temp_size_in_bytes < 2.1 * n_bytes
 
 
-@pytest.fixture
-def compiled_once(monkeypatch):
-    """Lets all runs of a test share their programs."""
-    steps = {}
-
-    def shared(model_config, settings):
-        allowed = settings.skip_nonfinite
-        return steps.setdefault(allowed, mapped_step(model_config, settings))
-
-    monkeypatch.setattr(loop, "mapped_step", shared)
-
-
 @pytest.mark.effect("pretrain train.skip_nonfinite")
-@pytest.mark.usefixtures("bad_batches", "compiled_once")
+@pytest.mark.usefixtures("bad_batches", "shared_steps")
 def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
     run = tmp_path / "run"
     store = open_store(Path(config.data.store))

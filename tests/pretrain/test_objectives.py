@@ -62,7 +62,7 @@ def test_contrastive_loss_over_devices_is_that_of_one():
 
 def test_contrastive_gradient_over_devices_needs_no_scaling():
     cls = np.random.default_rng(2).normal(size=(32, 8)).astype(np.float32)
-    whole = jax.grad(functools.partial(on_one_device, corpus_contrastive_sum))(cls)
+    whole = jax.jit(jax.grad(functools.partial(on_one_device, corpus_contrastive_sum)))(cls)
     gradient = jax.grad(lambda x, origins: corpus_contrastive_sum(x, origins, "d"))
     parts = on_eight_devices(gradient, cls).reshape(32, 8)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
@@ -160,10 +160,10 @@ def test_in_blocks_of_rows_loss_and_gradient_are_the_same(loss, monkeypatch):
     def whole(vectors):
         return on_one_device(loss, vectors, origins, 2.0)
 
-    expected, by_vectors = jax.value_and_grad(whole)(vectors)
+    expected, by_vectors = jax.jit(jax.value_and_grad(whole))(vectors)
     one_text = jax.make_jaxpr(whole)(vectors)
     monkeypatch.setattr(objectives, "MOST_SCORES", 5 * 32)  # blocks of 4 rows of 32 scores, or of 8
-    found, by_vectors_in_blocks = jax.value_and_grad(whole)(vectors)
+    found, by_vectors_in_blocks = jax.jit(jax.value_and_grad(lambda x: whole(x)))(vectors)
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
     np.testing.assert_allclose(by_vectors_in_blocks, by_vectors, rtol=1e-5, atol=1e-6)
     assert "scan" not in str(one_text)

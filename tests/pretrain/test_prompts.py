@@ -17,7 +17,6 @@ from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
-from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.model_folder.modules import to_files
 from cocondenser_jax.pipelines.pretraining import folder_probes
@@ -28,9 +27,9 @@ from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import load_warm_start
 from cocondenser_jax.representation import SPELLINGS, Representation
 from tests.conftest import TEXTS
-from tests.world import read_metrics, write_beir, write_records, write_run
+from tests.world import encode_in_flax, read_metrics, write_beir, write_records, write_run
 
-pytestmark = pytest.mark.usefixtures("one_length")
+pytestmark = pytest.mark.usefixtures("one_length", "shared_steps")
 
 QUERY, PASSAGE = "the text ", "Early "
 WITHOUT_DROPOUT = {"model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0}
@@ -177,7 +176,7 @@ def assert_trained_as_published(published, representation, tmp_path, monkeypatch
     config, params, _ = load_run(tmp_path / "run")
     (batch,) = batches
     inputs = batch.input_ids_SxL, batch.attention_mask_SxL, None, batch.prompt_lengths_S
-    ours = Condenser(config).apply({"params": params}, *inputs, method="encode")
+    ours = encode_in_flax(config, params, *inputs)
     theirs = vectors_of_library(published, texts_of(batch, store))
     assert np.abs(theirs - theirs[::-1]).max() > 0.1
     cosines = ours / np.linalg.norm(ours, axis=1, keepdims=True)

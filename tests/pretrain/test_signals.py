@@ -18,15 +18,10 @@ from cocondenser_jax.corpus.order import steps_per_epoch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain import checkpoint, signals
 from cocondenser_jax.pretrain.loop import train
-from tests.world import batches_of, with_devices
+from tests.world import batches_of, with_devices, write_experiment
 
 pytestmark = pytest.mark.usefixtures("one_length")
 
-EXPERIMENT = """
-import json
-from ml_collections import ConfigDict
-get_config = lambda: ConfigDict(json.loads({!r}))
-"""
 # As a compilation does, the hash gives up the interpreter's lock and calls no handler.
 COMPILES = """
 import hashlib
@@ -184,10 +179,9 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
     config.train.epochs = 2_500.0
     n_steps = 2_500 * steps_per_epoch(open_store(Path(config.data.store)), batches_of(config))
     config.checkpoint.every = 10_000
-    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     run = tmp_path / "run"
     command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain"]
-    command += [f"--config={tmp_path}/experiment.py", f"--workdir={run}"]
+    command += [f"--config={write_experiment(tmp_path, config)}", f"--workdir={run}"]
     log = run / "metrics.jsonl"
 
     saved = 0

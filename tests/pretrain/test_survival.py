@@ -8,14 +8,10 @@ import sys
 import pytest
 
 from benchmarks.soak import losses, soak
-from tests.world import with_devices
+from cocondenser_jax.cli import main
+from tests.world import with_devices, write_experiment
 
 N_KILLS = 3  # one with each aim
-EXPERIMENT = """
-import json
-from ml_collections import ConfigDict
-get_config = lambda: ConfigDict(json.loads({!r}))
-"""
 # Kills itself when the weights are written, and nothing else.
 KILLED_CONVERSION = """
 import os, signal, sys
@@ -34,7 +30,7 @@ KILLED_TRAINING = """
 import logging, os, signal, sys
 from cocondenser_jax.cli import main
 from cocondenser_jax.pretrain import loop
-from tests.world import interpret_kernels
+from tests.world import compute_full_lengths, interpret_kernels
 
 def batches(*args, first_step, **kwargs):
     for step, batch in enumerate(read_batches(*args, first_step=first_step, **kwargs), first_step):
@@ -44,6 +40,7 @@ def batches(*args, first_step, **kwargs):
 
 read_batches, loop.read_batches = loop.read_batches, batches
 interpret_kernels()
+compute_full_lengths()
 logging.root.handlers = []  # those of libraries: the command line adds its own where none is
 sys.exit(main())
 """
@@ -58,9 +55,8 @@ def command(config, tmp_path):
     config.train.steps = 24
     config.checkpoint.every = 6
     config.log_every = 1
-    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(config.to_json()))
     program = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain"]
-    return [*program, f"--config={tmp_path}/experiment.py"]
+    return [*program, f"--config={write_experiment(tmp_path, config)}"]
 
 
 @pytest.mark.timeout(900)
@@ -80,7 +76,7 @@ def test_what_is_killed_at_any_moment_resumes_as_if_nothing_had_happened(
     killed = subprocess.run([sys.executable, "-c", KILLED_CONVERSION, *convert], env=environment)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "model").exists()
-    subprocess.run([*command[:3], *convert], env=environment, check=True)
+    assert main(convert) == 0
     assert (tmp_path / "model" / "tokenizer.json").exists()
     assert not (tmp_path / "model.partial").exists()
 

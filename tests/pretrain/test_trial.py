@@ -17,9 +17,8 @@ from cocondenser_jax.pretrain import trial
 from cocondenser_jax.pretrain.devices import settle_attention
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.trial import draw_arrays, find_fault
-from tests.pretrain.test_hosts import EXPERIMENT
 from tests.pretrain.test_step import changed
-from tests.world import interpret_kernels, model_of, read_metrics, step_of
+from tests.world import interpret_kernels, model_of, read_metrics, step_of, write_experiment
 
 SETTINGS = AttentionSettings(n_heads=2, rate=0.1)
 BY_GPU = functools.partial(attend_jointly, platform="gpu")
@@ -111,8 +110,8 @@ def test_a_run_does_without_a_wrong_kernel(config, tmp_path, caplog, broken):
 
 def test_a_wrong_kernel_that_was_asked_for_ends_the_run(config, tmp_path, capsys, broken):
     asked = changed(config, train__attention="kernel")
-    (tmp_path / "experiment.py").write_text(EXPERIMENT.format(asked.to_json()))
-    command = ["pretrain", f"--config={tmp_path}/experiment.py", f"--workdir={tmp_path}/run"]
+    experiment = write_experiment(tmp_path, asked)
+    command = ["pretrain", f"--config={experiment}", f"--workdir={tmp_path}/run"]
     assert main(command) == 2
     (line,) = (x for x in capsys.readouterr().err.splitlines() if "cocondenser: " in x)
     assert line.startswith(

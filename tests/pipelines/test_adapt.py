@@ -16,12 +16,14 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs.adapt import fit
+from cocondenser_jax.convert import resolve
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.pipelines import pretraining, proposal
 from cocondenser_jax.pipelines.adapt import adapt
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.step import check_batch
@@ -206,8 +208,9 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
 
 
 def test_called_again_it_makes_nothing(finished, monkeypatch):
-    for name in ("write_store", "resolve_model", "pretrain_model"):
-        monkeypatch.setattr(adapting, name, pytest.fail)
+    monkeypatch.setattr(adapting, "write_store", pytest.fail)
+    monkeypatch.setattr(resolve, "resolve_model", pytest.fail)
+    monkeypatch.setattr(pretraining, "pretrain_model", pytest.fail)
     for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
         monkeypatch.setattr(comparison, name, pytest.fail)
     corpus, model = str(finished.corpus), str(finished.model)
@@ -393,7 +396,7 @@ def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
         seen.append((config.model.scale, config.data.pairs, config.data.length))
         raise UserError("seen")
 
-    monkeypatch.setattr(adapting, "pretrain_model", stop)
+    monkeypatch.setattr(pretraining, "pretrain_model", stop)
     for name, flags in (("silent", []), ("given", ["--config.model.scale=5"])):
         with pytest.raises(UserError, match="seen"):
             adapt(tmp_path / name, corpus, str(start), None, flags)
@@ -430,10 +433,10 @@ def test_a_small_corpus_is_read_eight_times_at_most():
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
     for n_devices in (1, 2, 3, 8, 32):
-        monkeypatch.setattr(adapting, "count_devices", lambda n=n_devices: n)
+        monkeypatch.setattr(proposal, "count_devices", lambda n=n_devices: n)
         for n_spans in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
             proposed = fit(n_spans, n_devices, on_cpu=on_cpu)
-            config = adapting._settings(proposed, [], Representation(), 512)
+            config = proposal.settings_for(proposed, [], Representation(), 512)
             check(config, complete=False)
             spec = batches_of(config)
             check_batch(spec, config.train.chunk_size, 512, n_devices)
@@ -457,6 +460,6 @@ def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
     ],
 )
 def test_the_chunks_fit_the_batch_unless_they_are_chosen(overrides, chunk_size, monkeypatch):
-    monkeypatch.setattr(adapting, "count_devices", lambda: 8)
-    config = adapting._settings(fit(6_000, 8, on_cpu=True), overrides, Representation(), 512)
+    monkeypatch.setattr(proposal, "count_devices", lambda: 8)
+    config = proposal.settings_for(fit(6_000, 8, on_cpu=True), overrides, Representation(), 512)
     assert config.train.chunk_size == chunk_size

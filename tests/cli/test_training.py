@@ -13,7 +13,6 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.cli.workplace import make_workplace
-from tests.world import write_store
 
 
 @pytest.mark.effect("corpus --corpus", "corpus --tokenizer", "corpus --out")
@@ -109,7 +108,7 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
     ("command", "prepare", "begin"),
     [
         (
-            "pretrain --config=configs/small.py --workdir=run --config.data.store=made/store",
+            "pretrain --config=configs/small.py --workdir=run --config.data.store=store",
             "pretrain.devices.prepare_libtpu",
             "pretrain.loop.train",
         ),
@@ -126,17 +125,11 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
         (
             "adapt --workdir=run --corpus=a.txt --model=model",
             "pretrain.devices.prepare_libtpu",
-            "pipelines.adapt.open_model",
+            "pipelines.adapt.adapt",
         ),
     ],
 )
-def test_libtpu_is_prepared_before_it_compiles_a_step(
-    monkeypatch, tmp_path, command, prepare, begin
-):
-    monkeypatch.chdir(tmp_path)
-    write_store(tmp_path / "made", ["one two three four five six seven eight nine ten"])
-    (tmp_path / "a.txt").write_text("a document\n")
-    (tmp_path / "model").mkdir()
+def test_libtpu_is_prepared_before_it_compiles_a_step(monkeypatch, command, prepare, begin):
     happened = []
 
     def begins(*arguments, **options):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import faiss
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from cocondenser_jax.retriever.search.quantized import Vectors
@@ -56,7 +57,7 @@ def nearest_checked(shards: Sequence[Vectors], check: Check, device: str = "cpu"
         if device == "cpu":
             found = nearest(shards, queries_QxD, k, unchecked)
         else:
-            found = nearest_in_torch(shards, queries_QxD, k, unchecked, device)
+            found = nearest_in_torch(shards, queries_QxD, k, unchecked, torch.device(device))
         unchecked = None
         return found
 
@@ -109,11 +110,9 @@ def nearest_in_torch(
     queries_QxD: np.ndarray,
     k: int,
     check: Check | None,
-    device: str,
+    device: torch.device,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds what `nearest` does on a device of PyTorch, whose memory holds the same."""
-    import torch  # slow to import
-
     queries = torch.from_numpy(queries_QxD).to(device)
     best_QxK = torch.full((len(queries), k), -torch.inf, device=device)
     rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)

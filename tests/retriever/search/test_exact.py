@@ -3,6 +3,7 @@
 import faiss
 import numpy as np
 import pytest
+import torch
 
 from cocondenser_jax.retriever.search import exact
 
@@ -14,7 +15,7 @@ def integers(rng, *shape):
 
 def nearest_in_torch(shards, queries_QxD, k):
     """As on a GPU, by PyTorch on the CPU."""
-    return exact.nearest_in_torch(shards, queries_QxD, k, None, "cpu")
+    return exact.nearest_in_torch(shards, queries_QxD, k, None, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("nearest", [exact.nearest, nearest_in_torch])

@@ -28,6 +28,10 @@ _LANGUAGE = flag(
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
 def quickstart(workdir):
     """Run the whole pipeline on the docstrings of this machine's Python packages."""
+    from cocondenser_jax.files.runs import require_own
+
+    require_own(workdir / "started.json")
+    # These load JAX and PyTorch, which a folder of something else need not wait for.
     from cocondenser_jax.pipelines.quickstart import quickstart
     from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.retriever.compare.report import comparison_table
@@ -73,7 +77,6 @@ def adapt(
 ):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pipelines.adapt import adapt
-    from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
@@ -93,8 +96,6 @@ def adapt(
             ignore_identical_ids=ignore_identical_ids,
             corpus=corpus if data.is_file() else None,
         )
-    prepare_libtpu()
-    require_devices()
     table, summary, search = adapt(workdir, corpus, model, trial, overrides, given)
     _print_outcome(workdir, table, summary)
     _print_retriever(workdir, search)

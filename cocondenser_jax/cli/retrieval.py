@@ -86,9 +86,24 @@ def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> A
     return None if device is None else Exact(device)
 
 
+def _open(place: Path, model: str, **how: Any) -> Any:
+    """Opens an index or embeddings, which need not wait for a model of the hub; see `open_index`.
+
+    What `how` says was checked before by the flags.
+    """
+    from cocondenser_jax.files.remote import local_copy
+    from cocondenser_jax.model_folder.model import open_model
+    from cocondenser_jax.retriever.search.embeddings import read_manifest
+    from cocondenser_jax.retriever.search.opening import open_index
+
+    folder = local_copy(place)
+    read_manifest(folder)
+    return open_index(folder, open_model(model, None), **how)
+
+
 @command(
     "encode --model=runs/finetune/retriever --corpus=data/msmarco --out=runs/embeddings",
-    required("--model", Path, "the retriever: a folder or Hub name"),
+    required("--model", str, "the retriever: a folder or Hub name"),
     required("--corpus", CORPUS, f"passages: {DOCUMENTS}"),
     COLUMNS,
     required("--out", Path, "the folder for the embeddings, or a URL such as gs://bucket/vectors"),
@@ -142,6 +157,7 @@ def encode(
     from cocondenser_jax.files.remote import output_folder
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given
+    from cocondenser_jax.retriever.data.folder import corpus_source
     from cocondenser_jax.retriever.search.embeddings import write_parquet
     from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus, require_place
     from cocondenser_jax.retriever.search.quantized import QUANTIZED
@@ -159,6 +175,7 @@ def encode(
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     if parquet and dtype in QUANTIZED:
         raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
+    source = corpus_source(corpus)  # a missing file need not wait for a model of the hub
     with output_folder(out, task, grows=True) as folder:
         require_place(folder, task, in_tasks=engine is not None)
         encoding = Encoding(
@@ -173,7 +190,7 @@ def encode(
 
             encoding = encoding._replace(backend=run_in_flax)
         manifest = encode_corpus(
-            encoding, corpus, folder, shard_size=shard_size, task=task, engine=engine
+            encoding, source, folder, shard_size=shard_size, task=task, engine=engine
         )
         if parquet:
             write_parquet(folder, parquet)
@@ -208,7 +225,7 @@ def index(embeddings, out, factory, json_out):
     _EMBEDDINGS,
     flag("--corpus", CORPUS, f"or passages, for BM25 without a model: {DOCUMENTS}"),
     CORPUS_COLUMNS,
-    flag("--model", Path, _MODEL, goes_with=("index", "embeddings")),
+    flag("--model", str, _MODEL, goes_with=("index", "embeddings")),
     *_dense_search(goes_with=("index", "embeddings")),
     flag("--language", str, _LANGUAGE, goes_with=("hybrid", "corpus")),
     flag("--query", str, "query text (default: every line of standard input, until Ctrl-D)"),
@@ -242,13 +259,11 @@ def search(
     elif model is None:
         raise UserError("--index and --embeddings are searched with the --model of encode")
     else:
-        from cocondenser_jax.model_folder.model import open_model
-        from cocondenser_jax.retriever.search.opening import open_index
         from cocondenser_jax.retriever.search.search import search_text_timed
 
-        opened = open_index(
+        opened = _open(
             index or embeddings,
-            open_model(model, None),
+            model,
             vectors=_vectors(parameters, device, oversampling),
             hybrid=hybrid,
             query_prompt=query_prompt,
@@ -302,7 +317,7 @@ def _typed_queries() -> Iterator[str]:
     "retrieve --index=runs/index --model=runs/retriever --data=data --run_out=runs/test.trec",
     _INDEX,
     _EMBEDDINGS,
-    required("--model", Path, _MODEL),
+    required("--model", str, _MODEL),
     *_dense_search(),
     flag("--language", str, _LANGUAGE, goes_with="hybrid"),
     *RUN_OF_DATA,
@@ -326,22 +341,20 @@ def retrieve(
     ignore_identical_ids,
 ):
     """Search for the queries of a data set and write a TREC run."""
-    from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.data.folder import (
         read_asked,
         relevant_passages,
         warn_of_missing,
     )
-    from cocondenser_jax.retriever.search.opening import open_index
     from cocondenser_jax.retriever.search.search import count_passages, retrieve, warn_of_copies_in
 
     require_one(index=index, embeddings=embeddings)
     # A mistake in them need not wait for the index.
     asked = read_asked(data, split, ignore_identical_ids=ignore_identical_ids)
     relevant = relevant_passages(asked.qrels)
-    opened = open_index(
+    opened = _open(
         index or embeddings,
-        open_model(model, None),
+        model,
         vectors=_vectors(parameters, device, oversampling),
         hybrid=hybrid,
         query_prompt=query_prompt,

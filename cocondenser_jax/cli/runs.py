@@ -85,7 +85,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
 
 @command(
     "rerank --model=runs/ce/cross_encoder --data=data --run=test.trec --run_out=reranked.trec",
-    required("--model", Path, "the cross-encoder: a folder or Hub name"),
+    required("--model", str, "the cross-encoder: a folder or Hub name"),
     required("--run", Path, "TREC run to score"),
     *RUN_OF_DATA,
     _CORPUS,
@@ -109,7 +109,6 @@ def rerank(
     ignore_identical_ids,
 ):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
-    from cocondenser_jax.model_folder.model import open_network
     from cocondenser_jax.retriever.search.rerank import Candidates, rerank
 
     candidates = Candidates(
@@ -121,8 +120,7 @@ def rerank(
         ignore_identical_ids=ignore_identical_ids,
         corpus=corpus,
     )
-    network = open_network(model)
-    metrics = rerank(network, candidates, run_out, batch_size=batch_size, precision=precision)
+    metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
     print_metrics(metrics, json_out)
 
 

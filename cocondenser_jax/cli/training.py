@@ -1,5 +1,6 @@
 """Commands that prepare and check a corpus, pre-train, convert and fine-tune."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -104,11 +105,14 @@ def corpus(
 )
 def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_dir):
     """Pre-train a Condenser or coCondenser; run it again to resume."""
+    from cocondenser_jax.corpus.store import require_stores
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides)
-
-    # These load JAX, which a wrong setting need not wait for.
+    _require_hosts(coordinator, num_hosts, host)
+    if coordinator is None:  # several hosts are connected first, so that all end where one does
+        require_stores(Path(experiment.data.store))
+    # These load JAX, which a mistake above need not wait for.
     from cocondenser_jax.pipelines.pretraining import folder_probes
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.pretrain.hosts import run_on_hosts
@@ -117,6 +121,20 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
     prepare_libtpu()
     run = partial(train, experiment, workdir, folder_probes(experiment), profile_dir)
     run_on_hosts(run, coordinator, num_hosts, host)
+
+
+def _require_hosts(coordinator: str | None, n_hosts: int | None, host: int | None) -> None:
+    """Raises a UserError for flags that do not say who the hosts are; see `run_on_hosts`."""
+    if coordinator in (None, "auto"):
+        is_complete = n_hosts is None and host is None
+    else:
+        is_named = re.fullmatch(r"[!-~]+:\d+", coordinator) is not None
+        is_complete = is_named and n_hosts is not None and host is not None and 0 <= host < n_hosts
+    if not is_complete:
+        raise UserError(
+            "several hosts need --coordinator=auto, or --coordinator=HOST:PORT with --num_hosts=N"
+            " and --host=I, 0 <= I < N"
+        )
 
 
 @command(
@@ -132,11 +150,15 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 )
 def plan(config, overrides, topology, json_out):
     """Compile the training step for TPUs or GPUs that you do not have; report what it needs."""
-    from cocondenser_jax.plan.machines import prepare_to_plan
-    from cocondenser_jax.plan.plan import plan
+    from cocondenser_jax.plan.names import require_machine
     from cocondenser_jax.settings import load_config
 
     experiment = load_config(config, overrides, complete=False)
+    require_machine(topology)
+    # These load JAX, which a mistake above need not wait for.
+    from cocondenser_jax.plan.machines import prepare_to_plan
+    from cocondenser_jax.plan.plan import plan
+
     prepare_to_plan()
     print_metrics(plan(experiment, topology), json_out)
 
@@ -153,6 +175,10 @@ def _parse_step(text: str) -> int | str:
 )
 def convert(run_dir, out, step):
     """Turn a checkpoint into a Hugging Face folder."""
+    from cocondenser_jax.files.runs import require_run_folder
+
+    require_run_folder(run_dir, "run.json")
+    # This loads JAX, which a missing run need not wait for.
     from cocondenser_jax.pretrain.export import export_run
 
     export_run(run_dir, out, step=step)
@@ -161,18 +187,23 @@ def convert(run_dir, out, step):
 
 @command(
     "resolve --model=BAAI/bge-small-en-v1.5 --out=models/bge-small-en-v1.5",
-    required("--model", Path, "the model: a folder or Hub name"),
+    required("--model", str, "the model: a folder or Hub name"),
     required("--out", Path, "output folder"),
     *GIVEN,
     flag("--title_separator", str, "between title and text (default: the model's own, a space)"),
 )
 def resolve(model, out, **given):
     """Copy a published model, all of it written down: without PyTorch, pretrain starts from it."""
-    from cocondenser_jax.convert.resolve import resolve_model
+    from cocondenser_jax.files.whole import require_absent
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given
 
-    resolve_model(open_model(model, Given(**given)), out)
+    require_absent(out)
+    opened = open_model(model, Given(**given))
+    # This loads JAX, which a missing model need not wait for.
+    from cocondenser_jax.convert.resolve import resolve_model
+
+    resolve_model(opened, out)
     print_text(out)
 
 
@@ -194,13 +225,13 @@ def verify(store):
 )
 def finetune(config, overrides, workdir, json_out):
     """Fine-tune a retriever or a cross-encoder."""
-    from cocondenser_jax.retriever.train.processes import is_main_process, require_gpu_each
+    from cocondenser_jax.retriever.train.processes import is_main_process
     from cocondenser_jax.retriever.train.tasks import finetune
     from cocondenser_jax.settings import FINE_TUNING, load_config
 
     experiment = load_config(config, overrides, tasks=FINE_TUNING)
     words = ["finetune", f"--config={config}", f"--workdir={workdir}", *overrides]
-    require_gpu_each(words + ([f"--json_out={json_out}"] if json_out else []))
-    result = finetune(experiment, workdir)
+    words += [f"--json_out={json_out}"] if json_out else []
+    result = finetune(experiment, workdir, words)
     if is_main_process():
         print_metrics(result, json_out)

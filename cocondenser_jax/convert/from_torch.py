@@ -248,8 +248,6 @@ def _read_backbone_config(network: Network) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that config.json holds."""
     path = network.path / "config.json"
     values = network.config
-    if not values:
-        raise UserError(f"{network.path} has no config.json: expected the folder of a model")
     model_type = values.get("model_type")
     backbone = find_backbone(model_type)
     if backbone is None:

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from cocondenser_jax.convert.from_torch import read_shape, read_weights
 from cocondenser_jax.errors import UnsupportedError, UserError
-from cocondenser_jax.files.whole import new_folder, require_absent, write_json
+from cocondenser_jax.files.whole import new_folder, write_json
 from cocondenser_jax.model_folder.folder import TOKENIZERS, find_weights, require_outside
 from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.model_folder.modules import (
@@ -39,7 +39,6 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
     Raises:
       UserError: for a model that the Flax network does not compute.
     """
-    require_absent(out)
     require_outside(model.path, out)
     try:
         shape = read_shape(model)

@@ -124,6 +124,13 @@ class TokenStore:
         return texts
 
 
+def require_stores(path: Path) -> None:
+    """Raises a UserError for stores (see `open_store`) that are not there, or of another format."""
+    for _, corpus in _weighted_folders(path):
+        for folder in task_folders(corpus):
+            _read_manifest(folder)
+
+
 def open_store(path: Path) -> TokenStore:
     """Opens a store, the folders of all its tasks, or several stores, as one; reads no tokens yet.
 

@@ -91,6 +91,14 @@ def start_or_compare(
         )
 
 
+def require_run_folder(folder: Path, *kinds: str) -> None:
+    """Raises a UserError for a folder without the file that a run begins with, of any kind."""
+    if not any((folder / name).is_file() for name in kinds):
+        page = folder / "report.html"  # of adapt, compare or quickstart
+        hint = f"; the command that made it wrote {page}" if page.is_file() else ""
+        raise UserError(f"{folder} is not a run folder: it has no {' and no '.join(kinds)}{hint}")
+
+
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested settings by their dotted names."""
     flat: dict[str, Any] = {}

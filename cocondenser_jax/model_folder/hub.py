@@ -16,14 +16,20 @@ _WEIGHTS = (
 _FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
 
 
+def require_place(name_or_folder: str | Path) -> None:
+    """Raises a UserError for what is neither a folder nor can be a model's name; asks no hub."""
+    path = Path(name_or_folder)
+    if not path.is_dir() and (path.exists() or not _NAME.fullmatch(str(name_or_folder))):
+        raise UserError(f"{name_or_folder}: no such folder, and not the name of a model on the hub")
+
+
 def find_folder(name_or_folder: str | Path) -> Path:
     """Returns the local folder, after downloading a model of the Hub, whole and once."""
+    require_place(name_or_folder)
     path = Path(name_or_folder)
     name = str(name_or_folder)
     if path.is_dir():
         return path
-    if path.exists() or not _NAME.fullmatch(name):
-        raise UserError(f"{name}: no such folder, and not the name of a model on the hub")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

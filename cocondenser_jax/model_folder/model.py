@@ -115,6 +115,8 @@ def open_model(
     modules = read_json(path / MODULES) if (path / MODULES).is_file() else None
     try:
         networks, dense = _places(path, modules, read)
+        for network in networks.values():
+            _require_config(network)
         published, lowers_case = _published(path, modules, networks, read)
     except ValueError as error:
         raise UserError(f"{path} {error}") from error
@@ -137,7 +139,20 @@ def open_model(
 def open_network(name_or_folder: str | Path) -> Network:
     """Opens the network of a cross-encoder, by its folder or the name of one on the hub."""
     path = find_folder(name_or_folder)
-    return Network(path, read_object(path / NETWORK, {}), tuple(find_weights(path)))
+    network = Network(path, read_object(path / NETWORK, {}), tuple(find_weights(path)))
+    _require_config(network)
+    return network
+
+
+def _require_config(network: Network) -> None:
+    if network.config:
+        return
+    is_adapter = (network.path / "adapter_config.json").is_file()
+    raise UserError(
+        f"{network.path} holds an adapter alone: merge it with its model (PEFT's merge_and_unload)"
+        if is_adapter
+        else f"{network.path} has no config.json: expected the folder of a model"
+    )
 
 
 def has_pytorch() -> bool:

@@ -16,45 +16,21 @@ What exists is not made again, so the same command resumes. Judgments may be giv
 """
 
 import logging
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-import numpy as np
-from ml_collections import ConfigDict
-
-from cocondenser_jax.configs.adapt import fit
-from cocondenser_jax.convert.from_torch import load_vectors, read_shape
-from cocondenser_jax.convert.resolve import resolve_model
-from cocondenser_jax.corpus.batches import require_room
 from cocondenser_jax.corpus.build import require_spans
 from cocondenser_jax.corpus.folders import require_not_read
-from cocondenser_jax.corpus.same_tokens import require_same_tokens
-from cocondenser_jax.corpus.sources import documents_sha256
-from cocondenser_jax.corpus.spans import STARTS_SENTENCE
-from cocondenser_jax.corpus.store import TokenStore, open_store
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
-from cocondenser_jax.declare import AUTO
-from cocondenser_jax.errors import UnsupportedError, UserError
+from cocondenser_jax.corpus.sources import documents_sha256, require_source
+from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
 from cocondenser_jax.files.whole import new_folder
-from cocondenser_jax.flax_encoder import compare_with_flax
-from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import require_outside
-from cocondenser_jax.model_folder.model import ModelFolder, open_model
-from cocondenser_jax.pipelines.pretraining import pretrain_model
-from cocondenser_jax.pretrain.devices import count_devices
-from cocondenser_jax.pretrain.experiment import reading_as, resolve_without_store
-from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.representation import (
-    NOTHING_GIVEN,
-    Given,
-    Representation,
-    passage_prompt,
-    query_prompt,
-)
+from cocondenser_jax.model_folder.hub import require_place
+from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.representation import NOTHING_GIVEN, Given
 from cocondenser_jax.retriever.compare.changes import Changes
 from cocondenser_jax.retriever.compare.comparison import (
     Compared,
@@ -71,21 +47,14 @@ from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.compare.verdict import ADAPTED, PUBLISHED, judge
 from cocondenser_jax.retriever.data.folder import Survey
-from cocondenser_jax.retriever.search.models import load, towers
-from cocondenser_jax.settings import override
 
 logger = logging.getLogger(__name__)
 
-# What trains a model that the Flax network does not compute.
-_INSTEAD = "sentence-transformers' own trainer, SentenceTransformerTrainer, trains such models"
 _UNJUDGED = (
     "no judgments, so the published model stays (`cocondenser compare --model={published}"
     " --model={adapted}` says what to judge)"
 )
 TEST = "test"
-_MANY_SPANS = 1 << 40  # of a corpus that is not read yet
-_SPANS_LOOKED_AT = 1_000
-_SET_HERE = ("config.data.store", "config.warm_start")
 
 
 def adapt(
@@ -109,12 +78,23 @@ def adapt(
     require_outside(Path(model), workdir)
     require_not_read(corpus, workdir)
     require_own(workdir / "started.json")
+    require_source(corpus)
+    require_place(model)
+    asked = None if trial is None else _check_judged(trial)
+    # These load JAX and PyTorch, which a mistake above need not wait for.
+    from cocondenser_jax.convert.resolve import resolve_model
+    from cocondenser_jax.pipelines import proposal
+    from cocondenser_jax.pipelines.pretraining import pretrain_model
+    from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
+
+    prepare_libtpu()
+    require_devices()
     start = open_model(model, given)
     vectors = start.representation
-    shape, tokenizer = require_trainable(start)
-    config = _settings(_propose(_MANY_SPANS), overrides, vectors, shape.longest_text)
-    _check(config, shape, tokenizer)
-    asked = None if trial is None else _check_judged(trial)
+    shape, tokenizer = proposal.require_trainable(start)
+    longest = shape.longest_text
+    config = proposal.settings_for(proposal.propose(), overrides, vectors, longest)
+    proposal.require_fitting(config, shape, tokenizer)
     require_spans(corpus, tokenizer, config.data.length)
     started = {
         "command": "adapt",
@@ -135,8 +115,8 @@ def adapt(
         if begun is not None:
             rank_by_bm25(workdir / TEST, begun)  # before any training: it may find nothing
         if not adapted.exists():
-            proposed = _propose_for(open_store(store))
-            config = _settings(proposed, overrides, vectors, shape.longest_text)
+            proposed = proposal.propose_for(open_store(store))
+            config = proposal.settings_for(proposed, overrides, vectors, longest)
             with config.unlocked():
                 config.data.store, config.warm_start = str(store), str(published)
             make_once(workdir, adapted, pretrain_model, config, workdir / "pretraining")
@@ -151,77 +131,6 @@ def adapt(
         return _conclude(workdir, title, compared)
 
 
-def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
-    """Returns the shape and tokenizer of a model that JAX trains as it is searched with.
-
-    Raises:
-      UserError: for any other, before it is trained. The tokens and vectors of a few texts are
-        compared, and how many tokens are read of a text.
-    """
-    try:
-        shape = read_shape(start)
-    except UnsupportedError as error:
-        raise UserError(f"{start.path}: {error.reason} ({_INSTEAD})") from error
-    served = load(start)
-    folder = start.network.path
-    tokenizer = load_tokenizer(str(folder))
-    shape.require_tokenizer(folder, tokenizer.vocab_size, tokenizer.pad_id)
-    (tower,) = towers(served).values()
-    limit = tower.max_seq_length
-    if limit is not None and shape.longest_text > limit:
-        raise UserError(
-            f"{start.path} reads {limit} tokens of a text, but would be trained on"
-            f" {shape.longest_text}: expected the same in all of its files"
-        )
-
-    def search(text: str) -> list[int]:
-        ids: list[int] = tower.preprocess([text])["input_ids"][0].tolist()
-        return ids
-
-    prompts = dict(shape.representation.prompts)
-    every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
-    require_same_tokens(start.path, tokenizer, search, every, shape.longest_text)
-    compare_with_flax(start.path, served, tower.tokenizer, *load_vectors(start))
-    return shape, tokenizer
-
-
-def _settings(
-    proposed: ConfigDict, overrides: Sequence[str], vectors: Representation, longest: int
-) -> ConfigDict:
-    """Returns proposed settings that fit a model, changed as given; what is given stays.
-
-    Args:
-      proposed: of `fit`.
-      overrides: those given.
-      vectors: of the model: training multiplies scores by the scale that is known of it.
-      longest: tokens that the model reads of a text.
-    """
-    for word in overrides:
-        name = word.removeprefix("--").partition("=")[0]
-        if name in _SET_HERE:
-            raise UserError(f"{name} cannot be given: `adapt` sets it")
-    with proposed.unlocked():
-        proposed.data.length = min(proposed.data.length, longest)
-        proposed.model.scale = vectors.scale
-    config = override(proposed, overrides)
-    if config.train.chunk_size == AUTO:
-        return config
-    n_rows = resolve_without_store(config, 1, 1, 0).batches.n_rows // count_devices()
-    with config.unlocked():
-        config.train.chunk_size = math.gcd(n_rows, config.train.chunk_size)
-    return override(config, overrides)
-
-
-def _check(config: ConfigDict, shape: ModelConfig, tokenizer: SpanTokenizer) -> None:
-    """Raises a UserError for settings that do not fit each other or the model, without a store."""
-    experiment = reading_as(resolve_without_store(config, 1, 1, 0), shape.representation)
-    loss, n_devices = experiment.step.loss, count_devices()
-    check_batch(
-        experiment.batches, loss.chunk_size, shape.longest_text, n_devices, loss.kept_chunks
-    )
-    require_room(experiment.batches, tokenizer)
-
-
 def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
     """Returns what `check_trial` does; raises a UserError where nothing is judged."""
     checked, survey = check_trial(trial)
@@ -231,21 +140,6 @@ def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
             " models with `cocondenser compare`, which says what to judge"
         )
     return checked, survey
-
-
-def _propose(n_spans: int) -> ConfigDict:
-    return fit(n_spans, count_devices(), on_cpu=jax.default_backend() == "cpu")
-
-
-def _propose_for(store: TokenStore) -> ConfigDict:
-    """Returns the settings for a store: pairs are crops where most spans are one sentence."""
-    proposed = _propose(store.n_spans)
-    spans_N = np.linspace(0, store.n_spans - 1, min(store.n_spans, _SPANS_LOOKED_AT)).astype(int)
-    _, starts_NxL, _ = store.read_spans(spans_N, store.max_length - 2)
-    has_several_N = (starts_NxL == STARTS_SENTENCE).sum(axis=1) >= 2
-    with proposed.unlocked():
-        proposed.data.pairs = "sentence" if has_several_N.mean() >= 0.5 else "crops"
-    return proposed
 
 
 def _conclude(workdir: Path, title: str, compared: Compared) -> Outcome:

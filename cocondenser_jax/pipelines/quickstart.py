@@ -38,7 +38,7 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.build import build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
+from cocondenser_jax.files.runs import lock_folder, start_or_compare
 from cocondenser_jax.files.whole import new_folder, read_object, write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines.pretraining import pretrain_model
@@ -102,7 +102,6 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
     Returns the rows of the comparison, and what they are in a sentence or two. The head of this
     file says what `workdir` will hold.
     """
-    require_own(workdir / "started.json")
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
         _announce(workdir, "reading docstrings")

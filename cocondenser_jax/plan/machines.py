@@ -12,18 +12,9 @@ import jax
 from jax.experimental import topologies
 
 from cocondenser_jax.errors import UserError, first_line
-from cocondenser_jax.pretrain.accelerators import CARDS, TPUS, Card, DeviceLimits
+from cocondenser_jax.plan.names import CHIPS, EXPECTED, MACHINES, require_machine
 from cocondenser_jax.pretrain.devices import prepare_libtpu
-
-# Machines with TPUs by the names they are rented under, and their chips, which have one host.
-_CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
-MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in _CHIPS.items()}
-_MOST_GPUS = 8  # of a machine
-
-_EXPECTED = (
-    f"expected one of {', '.join(MACHINES)}, a slice such as v3:4x4,"
-    f" or 1 to {_MOST_GPUS} GPUs: {', '.join(f'{name}-{_MOST_GPUS}' for name in CARDS)}"
-)
+from cocondenser_jax.pretrain.limits import CARDS, TPUS, Card, DeviceLimits
 
 # Keeps libtpu from asking the network which machine this is, and from claiming its TPU.
 LIBTPU_ALONE = {
@@ -76,19 +67,16 @@ def find_machine(name: str) -> Machine:
       name: of TPUs, a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`; of
         GPUs a card and their number, such as `h100-8`.
     """
+    require_machine(name)
     card, _, number = name.rpartition("-")
     if card not in CARDS:
         return _find_tpus(name)
-    if number not in map(str, range(1, _MOST_GPUS + 1)):
-        raise UserError(f"unknown topology {name!r}: {_EXPECTED}")
     return _find_gpus(CARDS[card], int(number))
 
 
 def _find_tpus(name: str) -> Machine:
     layout = MACHINES.get(name, name)
     generation = layout.partition(":")[0]
-    if generation not in TPUS or ":" not in layout:
-        raise UserError(f"unknown topology {name!r}: {_EXPECTED}")
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "planning for a TPU needs libtpu, which compiles without having one:"
@@ -97,13 +85,13 @@ def _find_tpus(name: str) -> Machine:
     chip_config = "megacore" if generation == "v4" else "default"  # both cores are one device
     options: dict[str, Any] = {"chip_config_name": chip_config}
     if name in MACHINES:  # else libtpu would give the eight chips of v5e-8 and v6e-8 two hosts
-        chips = [int(size) for size in f"{_CHIPS[generation]}x1".split("x")]
+        chips = [int(size) for size in f"{CHIPS[generation]}x1".split("x")]
         options["chips_per_host_bounds"] = chips[:3]
     try:
         description = topologies.get_topology_desc(platform="tpu", topology_name=layout, **options)
     except jax.errors.JaxRuntimeError as error:
         reason = first_line(error).partition(": ")[2]
-        raise UserError(f"unknown topology {name!r} ({reason}): {_EXPECTED}") from error
+        raise UserError(f"unknown topology {name!r} ({reason}): {EXPECTED}") from error
     return Machine(list(description.devices), TPUS[generation], gpu_memory=None, options={})
 
 

@@ -23,7 +23,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.plan.compiled import collectives, find_launches, n_launches
 from cocondenser_jax.plan.machines import find_machine, no_compiler
-from cocondenser_jax.pretrain.accelerators import DeviceLimits, model_flops
+from cocondenser_jax.pretrain.accelerators import model_flops
 from cocondenser_jax.pretrain.devices import (
     choose_layout,
     compile_step,
@@ -37,6 +37,7 @@ from cocondenser_jax.pretrain.experiment import (
     resolve_without_store,
 )
 from cocondenser_jax.pretrain.fitting import Needed, chunk_sizes, fit_chunks, with_numbers
+from cocondenser_jax.pretrain.limits import DeviceLimits
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
 

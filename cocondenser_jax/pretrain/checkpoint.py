@@ -31,6 +31,7 @@ from cocondenser_jax.files.runs import (
     newest_intact,
     numbered_folders,
     require_intact,
+    require_run_folder,
     start_or_compare,
     write_checksums,
 )
@@ -225,8 +226,7 @@ def load_run(
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.
     """
-    if not (workdir / "run.json").is_file():
-        raise UserError(f"{workdir} is not a run folder: it has no run.json")
+    require_run_folder(workdir, "run.json")
     model_config, run = _read_run(workdir)
     checkpoints = _checkpoints(workdir)
     if not checkpoints:

@@ -6,7 +6,6 @@ so they need no common folder, and cannot resume from another checkpoint than ho
 
 import json
 import os
-import re
 import signal
 import sys
 import traceback
@@ -33,16 +32,6 @@ def run_on_hosts(
     by abort(), with its own message, when another host is lost. A Ctrl-C or SIGHUP counts as the
     SIGTERM after which all hosts stop at the same step.
     """
-    if coordinator in (None, "auto"):
-        is_complete = n_hosts is None and host is None
-    else:
-        is_named = re.fullmatch(r"[!-~]+:\d+", coordinator) is not None
-        is_complete = is_named and n_hosts is not None and host is not None and 0 <= host < n_hosts
-    if not is_complete:
-        raise UserError(
-            "several hosts need --coordinator=auto, or --coordinator=HOST:PORT with --num_hosts=N"
-            " and --host=I, 0 <= I < N"
-        )
     if coordinator is None:
         require_devices()
         run()

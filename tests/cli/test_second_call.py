@@ -17,6 +17,7 @@ from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import workers
 from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.pipelines import pretraining
 from cocondenser_jax.retriever.search import encode
 from tests.world import cut_file, make_texts, write_beir, write_records, write_tokenizer
 
@@ -181,7 +182,7 @@ def run(place, model_folder, make_model, beir, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(workers._EXECUTORS, "local", run_here)
     monkeypatch.setattr(flags, "_PACKAGES", {})
-    monkeypatch.setattr(adapting, "pretrain_model", stop)
+    monkeypatch.setattr(pretraining, "pretrain_model", stop)
     monkeypatch.setattr(adapting, "start_comparison", stop)
     encode._load_encoder_once.cache_clear()
     facts = {

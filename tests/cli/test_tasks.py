@@ -17,7 +17,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files import workers
 from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.search import encode
+from cocondenser_jax.retriever.search import encode, models
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
 from tests.processes import fork_workers
@@ -309,8 +309,8 @@ def test_vectors_on_slurm(tmp_path, model_folder, beir, slurm):
 
 def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, in_this_process, monkeypatch):
     loaded = []
-    load = encode.load
-    monkeypatch.setattr(encode, "load", lambda *a, **k: loaded.append(1) or load(*a, **k))
+    load = models.load
+    monkeypatch.setattr(models, "load", lambda *a, **k: loaded.append(1) or load(*a, **k))
     encode._load_encoder_once.cache_clear()
     encode.encode_corpus(
         Encoding(open_model(model_folder)), beir, tmp_path / "out", engine=Engine(tasks=3)

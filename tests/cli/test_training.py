@@ -13,6 +13,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.cli.workplace import make_workplace
+from tests.world import write_store
 
 
 @pytest.mark.effect("corpus --corpus", "corpus --tokenizer", "corpus --out")
@@ -108,7 +109,7 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
     ("command", "prepare", "begin"),
     [
         (
-            "pretrain --config=configs/small.py --workdir=run --config.data.store=store",
+            "pretrain --config=configs/small.py --workdir=run --config.data.store=made/store",
             "pretrain.devices.prepare_libtpu",
             "pretrain.loop.train",
         ),
@@ -125,11 +126,17 @@ def test_a_flag_without_effect_is_refused(command, says, capsys):
         (
             "adapt --workdir=run --corpus=a.txt --model=model",
             "pretrain.devices.prepare_libtpu",
-            "pipelines.adapt.adapt",
+            "pipelines.adapt.open_model",
         ),
     ],
 )
-def test_libtpu_is_prepared_before_it_compiles_a_step(monkeypatch, command, prepare, begin):
+def test_libtpu_is_prepared_before_it_compiles_a_step(
+    monkeypatch, tmp_path, command, prepare, begin
+):
+    monkeypatch.chdir(tmp_path)
+    write_store(tmp_path / "made", ["one two three four five six seven eight nine ten"])
+    (tmp_path / "a.txt").write_text("a document\n")
+    (tmp_path / "model").mkdir()
     happened = []
 
     def begins(*arguments, **options):

@@ -110,7 +110,7 @@ def test_codes_in_the_place_of_weights_are_not_trained(labse, texts, tmp_path, c
     with pytest.raises(UserError, match=r"the weights are quantized \(bitsandbytes\)"):
         load_folder(labse, n_head_layers=0, init_head_seed=0)
     words = [f"--workdir={tmp_path}/run", f"--config.model.folder={labse}"]
-    words += [f"--config.data.folder={texts}"]
+    words += [f"--config.data.folder={texts}", "--config.data.split=test"]
     for config, more in (
         ("finetune", ["--config.data.negatives_per_query=0"]),
         ("cross_encoder", [f"--config.data.negatives_run={texts}/qrels/test.tsv"]),
@@ -229,7 +229,7 @@ def test_what_needs_to_be_resolved_is_one_line(tmp_path, monkeypatch, capsys):
     assert main(["resolve", f"--model={largest}", f"--out={tmp_path}/out"]) == 2
     assert "pools by max; expected cls or mean" in capsys.readouterr().err
     with pytest.raises(UserError, match="already exists"):
-        resolve_model(open_model(largest), folder)
+        resolve_model(open_model(folder), largest)
     assert not (tmp_path / "out").exists()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.pretrain.accelerators import CARDS, TPUS
+from cocondenser_jax.pretrain.limits import CARDS, TPUS
 from papers import costs, estimates
 from papers.estimates import estimate, require_free, require_room
 from papers.reproduce import PAPERS

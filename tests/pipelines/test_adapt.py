@@ -16,12 +16,14 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs.adapt import fit
+from cocondenser_jax.convert import resolve
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.sources import documents_sha256
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.pipelines import pretraining, proposal
 from cocondenser_jax.pipelines.adapt import adapt
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.step import check_batch
@@ -206,8 +208,9 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
 
 
 def test_called_again_it_makes_nothing(finished, monkeypatch):
-    for name in ("write_store", "resolve_model", "pretrain_model"):
-        monkeypatch.setattr(adapting, name, pytest.fail)
+    monkeypatch.setattr(adapting, "write_store", pytest.fail)
+    monkeypatch.setattr(resolve, "resolve_model", pytest.fail)
+    monkeypatch.setattr(pretraining, "pretrain_model", pytest.fail)
     for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
         monkeypatch.setattr(comparison, name, pytest.fail)
     corpus, model = str(finished.corpus), str(finished.model)
@@ -224,27 +227,13 @@ def test_another_corpus_is_refused(finished, capsys):
     assert f"{finished.workdir} was started with corpus_sha256=" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def mistakes(model_folder, tmp_path_factory):
-    """A folder with models and data that cannot be taken."""
-    folder = tmp_path_factory.mktemp("mistakes")
-    (folder / "empty").mkdir()
-    (folder / "log.txt").write_text("a word\nanother one\n")
-    write_beir(folder / "strange", WORDS[:3], WORDS[:2], {"test": [0, 1]})
-    write_qrels(folder / "strange" / "qrels" / "test.tsv", {"q0": {"x0": 1}, "q1": {"x1": 1}})
-    shutil.copytree(model_folder, folder / "qwen3")
-    config = read_object(folder / "qwen3" / "config.json") | {"model_type": "qwen3"}
-    (folder / "qwen3" / "config.json").write_text(json.dumps(config))
-    layers = [Transformer(str(model_folder)), Pooling(32, "max")]
-    SentenceTransformer(modules=layers).save_pretrained(str(folder / "max"))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
         ({"model": "qwen3"}, "model_type is 'qwen3'; expected bert or roberta"),
+        ({"model": "qwen3"}, "SentenceTransformerTrainer"),
+        ({"model": "t5"}, "model_type is 't5'; expected bert or roberta"),
         ({"model": "max"}, "max: pools by max; expected cls or mean (sentence-transformers'"),
         ({"model": "empty"}, "empty has no config.json: expected the folder of a model"),
         ({"data": "empty"}, "empty has no judgments of split 'test': expected qrels/test.tsv"),
@@ -266,16 +255,26 @@ def mistakes(model_folder, tmp_path_factory):
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_made(
-    changes, said, model_folder, corpus, mistakes, monkeypatch, capsys
+    changes, said, model_folder, corpus, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.chdir(mistakes)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "log.txt").write_text("a word\nanother one\n")
+    write_beir(tmp_path / "strange", WORDS[:3], WORDS[:2], {"test": [0, 1]})
+    write_qrels(tmp_path / "strange" / "qrels" / "test.tsv", {"q0": {"x0": 1}, "q1": {"x1": 1}})
+    for name in ("qwen3", "t5"):
+        shutil.copytree(model_folder, tmp_path / name)
+        config = read_object(tmp_path / name / "config.json") | {"model_type": name}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    layers = [Transformer(str(model_folder)), Pooling(32, "max")]
+    SentenceTransformer(modules=layers).save_pretrained(str(tmp_path / "max"))
     given = {"config.data.length": "64", "corpus": str(corpus), "model": str(model_folder)}
     given |= {"workdir": "new"} | changes
     assert main(["adapt", *(f"--{name}={value}" for name, value in given.items())]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("cocondenser: ")
     assert said in error
-    assert not (mistakes / "new").exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_corpus_that_cannot_be_read_leaves_no_folder(model_folder, tmp_path, capsys):
@@ -374,6 +373,15 @@ def test_what_is_given_is_written_into_the_published_folder(
     assert Given(**given) == Given("cls", "cosine", "hgf ", "abc: ", dimensions=8)
 
 
+def test_a_folder_that_is_silent_is_written_down_as_the_library_takes_it(model_folder, publish):
+    library = SentenceTransformer(str(model_folder), model_kwargs={"add_pooling_layer": False})
+    published = publish(model_folder) / "published"
+    assert library.similarity_fn_name == "cosine"
+    assert_same_vectors(published, library)
+    silent = open_model(model_folder).representation
+    assert open_model(published).representation == silent._replace(max_length=64)
+
+
 def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
     model_folder, tmp_path, monkeypatch, words
 ):
@@ -388,7 +396,7 @@ def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
         seen.append((config.model.scale, config.data.pairs, config.data.length))
         raise UserError("seen")
 
-    monkeypatch.setattr(adapting, "pretrain_model", stop)
+    monkeypatch.setattr(pretraining, "pretrain_model", stop)
     for name, flags in (("silent", []), ("given", ["--config.model.scale=5"])):
         with pytest.raises(UserError, match="seen"):
             adapt(tmp_path / name, corpus, str(start), None, flags)
@@ -425,10 +433,10 @@ def test_a_small_corpus_is_read_eight_times_at_most():
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
     for n_devices in (1, 2, 3, 8, 32):
-        monkeypatch.setattr(adapting, "count_devices", lambda n=n_devices: n)
+        monkeypatch.setattr(proposal, "count_devices", lambda n=n_devices: n)
         for n_spans in (0, 1, 9, 31, 100, 5_000, 20_001, 10_000_000):
             proposed = fit(n_spans, n_devices, on_cpu=on_cpu)
-            config = adapting._settings(proposed, [], Representation(), 512)
+            config = proposal.settings_for(proposed, [], Representation(), 512)
             check(config, complete=False)
             spec = batches_of(config)
             check_batch(spec, config.train.chunk_size, 512, n_devices)
@@ -452,6 +460,6 @@ def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
     ],
 )
 def test_the_chunks_fit_the_batch_unless_they_are_chosen(overrides, chunk_size, monkeypatch):
-    monkeypatch.setattr(adapting, "count_devices", lambda: 8)
-    config = adapting._settings(fit(6_000, 8, on_cpu=True), overrides, Representation(), 512)
+    monkeypatch.setattr(proposal, "count_devices", lambda: 8)
+    config = proposal.settings_for(fit(6_000, 8, on_cpu=True), overrides, Representation(), 512)
     assert config.train.chunk_size == chunk_size

@@ -10,7 +10,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.plan import machines as module
 from cocondenser_jax.plan.machines import describe_to_xla, find_machine
-from cocondenser_jax.pretrain.accelerators import CARDS
+from cocondenser_jax.pretrain.limits import CARDS
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from cocondenser_jax.plan.plan import (
     roofline,
     step_work,
 )
-from cocondenser_jax.pretrain.accelerators import TPUS, DeviceLimits
 from cocondenser_jax.pretrain.experiment import resolve_without_store
+from cocondenser_jax.pretrain.limits import TPUS, DeviceLimits
 from cocondenser_jax.pretrain.step import LossSettings, state_shapes
 from cocondenser_jax.representation import Dense, Representation
 from tests.plan.test_compiled import STEP

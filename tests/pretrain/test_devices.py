@@ -121,12 +121,12 @@ def test_an_example_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("platform", ["cpuu", "cuda"])
-def test_a_platform_that_is_not_here_is_refused_in_one_line(platform, tmp_path):
+def test_a_platform_that_is_not_here_is_refused_in_one_line(platform, store_folder, tmp_path):
     """Of a misspelled name JAX (0.10.2) says what it knows; of cuda without its plugin nothing."""
     command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain"]
     command += ["--config=configs/small.py:condenser", f"--workdir={tmp_path}/run"]
     ended = subprocess.run(
-        [*command, "--config.data.store=none"],
+        [*command, f"--config.data.store={store_folder}"],
         env=os.environ | {"JAX_PLATFORMS": platform},
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.runs import lock_folder
 from cocondenser_jax.model_folder.folder import require_outside
-from cocondenser_jax.model_folder.library import require_loadable
+from cocondenser_jax.model_folder.hub import require_place
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.compare.comparison import (
     BM25,
@@ -56,8 +56,13 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
       models: folders or hub names.
     """
     require_not_read(trial.passages, workdir)
+    named = name_models(models)
+    for each in models:
+        require_place(each)
     trial, survey = check_trial(trial)
-    ranked = [RankedModel(name, open_model(model)) for name, model in name_models(models).items()]
+    ranked = [RankedModel(name, open_model(model)) for name, model in named.items()]
+    from cocondenser_jax.model_folder.library import require_loadable  # slow to import
+
     for _, model, *_ in ranked:
         require_outside(model.path, workdir)
         for network in model.networks.values():

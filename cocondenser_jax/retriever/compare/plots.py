@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from cocondenser_jax.files.metrics import logged_lines
 
@@ -78,6 +75,7 @@ def gains_svg(gains_Q: np.ndarray, metric: str) -> str:
 
 def plot_svg(curves: Sequence[Curve], unit: str) -> str:
     """Draws curves of values of a unit by step; title and legend are the page's."""
+    from matplotlib.ticker import MaxNLocator  # slow to import
 
     def draw(axes: Any) -> None:
         for curve in curves:
@@ -92,6 +90,9 @@ def plot_svg(curves: Sequence[Curve], unit: str) -> str:
 
 def _draw_svg(draw: Callable[[Any], None], salt: str) -> str:
     """Returns what a function draws on axes, transparent, in the page's text color."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     buffer = io.StringIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
         figure = Figure(figsize=(4.6, 2.5), layout="constrained")

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.runs import flatten
+from cocondenser_jax.files.runs import flatten, require_run_folder
 from cocondenser_jax.files.whole import new_file, read_object
 from cocondenser_jax.retriever.compare.changes import Changes, Judged, Ranking, find_changes
 from cocondenser_jax.retriever.compare.differences import Differences
@@ -129,11 +128,7 @@ def comparison_table(rows: Sequence[ResultRow]) -> list[list[str]]:
 def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
     """Writes a page on run folders of pre-training or fine-tuning."""
     for folder in workdirs:
-        if not any((folder / name).is_file() for name in _KINDS):
-            page = folder / "report.html"  # of adapt, compare or quickstart
-            hint = f"; the command that made it wrote {page}" if page.is_file() else ""
-            lacks = " and no ".join(_KINDS)
-            raise UserError(f"{folder} is not a run folder: it has no {lacks}{hint}")
+        require_run_folder(folder, *_KINDS)
     by_name = {str(folder): folder for folder in workdirs}
     write_report(out, "Runs", ", ".join(by_name), by_name)
 

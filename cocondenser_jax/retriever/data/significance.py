@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypedDict, TypeVar
 
 import numpy as np
-from scipy import stats
+import scipy  # loads its parts when they are asked for
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.ranking import mean_over_queries
@@ -103,7 +103,7 @@ def detectable_difference(differences_Q: np.ndarray) -> float | None:
     n = len(differences_Q)
     if 2 / 2**n >= SIGNIFICANCE_LEVEL:
         return None
-    quantiles = stats.t.ppf([1 - SIGNIFICANCE_LEVEL / 2, _POWER], n - 1)
+    quantiles = scipy.stats.t.ppf([1 - SIGNIFICANCE_LEVEL / 2, _POWER], n - 1)
     return float(quantiles.sum() * differences_Q.std(ddof=1) / math.sqrt(n))
 
 
@@ -137,11 +137,11 @@ def _t_test_p(values_Q: np.ndarray, other_values_Q: np.ndarray) -> float:
     with warnings.catch_warnings():
         # Equal differences have a standard error of 0: p is 0, or NaN where they are all 0.
         warnings.simplefilter("ignore", RuntimeWarning)
-        return float(np.nan_to_num(stats.ttest_rel(values_Q, other_values_Q).pvalue, nan=1.0))
+        return float(np.nan_to_num(scipy.stats.ttest_rel(values_Q, other_values_Q).pvalue, nan=1.0))
 
 
 def _interval(differences_Q: np.ndarray) -> list[float]:
-    found = stats.bootstrap(
+    found = scipy.stats.bootstrap(
         (differences_Q,),
         np.mean,
         n_resamples=_RESAMPLES,
@@ -159,7 +159,7 @@ def _randomization_p(differences_Q: np.ndarray) -> float:
     if len(nonzero_Q) < 2:  # a single one is as large with either sign
         return 1.0
     # For one sample scipy draws signs: swapping two values changes the sign of their difference.
-    test = stats.permutation_test(
+    test = scipy.stats.permutation_test(
         (nonzero_Q,),
         np.sum,
         permutation_type="samples",

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
-from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.corpus.folders import find_files, find_place
@@ -47,14 +45,6 @@ from cocondenser_jax.retriever.search.embeddings import (
 )
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.gpus import with_gpus
-from cocondenser_jax.retriever.search.lengths import require_lengths
-from cocondenser_jax.retriever.search.models import (
-    Precision,
-    load,
-    passage_tokens,
-    towers,
-    uses_bfloat16,
-)
 from cocondenser_jax.retriever.search.quantized import (
     QUANTIZED,
     quantize,
@@ -62,11 +52,16 @@ from cocondenser_jax.retriever.search.quantized import (
     require_whole_bytes,
 )
 
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from cocondenser_jax.retriever.search.models import Precision
+
 logger = logging.getLogger(__name__)
 
 # Replaces the transformer of a retriever: given what it was loaded from, a batch size and a
 # precision.
-Backend = Callable[[SentenceTransformer, ModelFolder, int, str], None]
+Backend = Callable[["SentenceTransformer", ModelFolder, int, str], None]
 
 _TASKS = "tasks.json"  # of a folder that tasks fill: what they were started with
 _BLOCK = 5_000  # passages that are tokenized and sorted together
@@ -78,7 +73,7 @@ class Encoding(NamedTuple):
     model: ModelFolder
     max_length: int | None = None  # tokens kept of a passage; None: as the model folder says
     # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
-    precision: Precision = "auto"
+    precision: "Precision" = "auto"
     dtype: Dtype = "float32"  # on disk
     # Passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
     batch_size: int | None = None
@@ -98,7 +93,7 @@ class Corpus(NamedTuple):
 class Encoder(NamedTuple):
     """A retriever that is loaded, and what it computes with."""
 
-    model: SentenceTransformer
+    model: "SentenceTransformer"
     sha256: str  # of what it was loaded from
     precision: Literal["float32", "bfloat16"]
     batch_size: int
@@ -135,6 +130,9 @@ def encode_corpus(
     require_outside(encoding.model.path, out)
     require_place(out, task, in_tasks=engine is not None)
     require_quantizable(encoding.dtype, encoding.model.representation)
+    # PyTorch is loaded once all is right that can be known without it.
+    from cocondenser_jax.retriever.search.lengths import require_lengths
+
     with lock_folder(task_folder(out, task)), _unchanged(source):
         # What is wrong with the model is found before the corpus is read.
         networks = encoding.model.networks.values()
@@ -192,6 +190,8 @@ def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) ->
 
 def load_encoder(encoding: Encoding) -> Encoder:
     """Loads a retriever as an encoding says."""
+    from cocondenser_jax.retriever.search.models import load, towers, uses_bfloat16
+
     model = load(encoding.model, passage_length=encoding.max_length)
     require_whole_bytes(encoding.dtype, model.get_embedding_dimension() or 0)
     in_torch = encoding.backend is None
@@ -212,6 +212,8 @@ def load_encoder(encoding: Encoding) -> Encoder:
 
 
 def _describe(encoder: Encoder, encoding: Encoding, corpus: Corpus) -> Manifest:
+    from cocondenser_jax.retriever.search.models import passage_tokens
+
     return Manifest(
         model=encoding.model.name,
         model_sha256=encoder.sha256,
@@ -252,6 +254,8 @@ def _write_shards(
       UserError: also if the passages are not those of `corpus.sha256`; those of a source that lies
         elsewhere may change without a sign.
     """
+    import torch
+
     folder = task_folder(out, task)
     manifest = _describe(encoder, encoding, corpus)
     if (folder / MANIFEST).exists():
@@ -350,14 +354,15 @@ def default_shard_size(n_passages: int) -> int:
     return min(max(n_passages // 20, 500), 5_000)
 
 
-@torch.inference_mode()
 def _encode(
-    model: SentenceTransformer, passages: list[Passage], batch_size: int, progress: "tqdm[Any]"
+    model: "SentenceTransformer", passages: list[Passage], batch_size: int, progress: "tqdm[Any]"
 ) -> np.ndarray:
     """Tokenizes passages once, and encodes those of about as many tokens together.
 
     `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
     """
+    import torch
+
     separator = title_separator(model.prompts)
     texts = [passage_text(passage, separator) for passage in passages]
     features = model.preprocess(texts, prompt=passage_prompt(model.prompts), task="document")
@@ -365,13 +370,16 @@ def _encode(
     order_N = mask_NxL.sum(dim=1).argsort(descending=True, stable=True)
     vectors_NxD = torch.empty(len(texts), model.get_embedding_dimension() or 0)
     model.eval()
-    for rows_B in order_N.split(batch_size):
-        columns_L = mask_NxL[rows_B].any(dim=0)
-        batch = {
-            name: value[rows_B][:, columns_L].to(model.device) if torch.is_tensor(value) else value
-            for name, value in features.items()
-        }
-        vectors_BxD = model(batch, task="document")["sentence_embedding"]
-        vectors_NxD[rows_B] = vectors_BxD[:, : model.truncate_dim].float().cpu()
-        progress.update(len(rows_B))
+    with torch.inference_mode():
+        for rows_B in order_N.split(batch_size):
+            columns_L = mask_NxL[rows_B].any(dim=0)
+            batch = {
+                name: value[rows_B][:, columns_L].to(model.device)
+                if torch.is_tensor(value)
+                else value
+                for name, value in features.items()
+            }
+            vectors_BxD = model(batch, task="document")["sentence_embedding"]
+            vectors_NxD[rows_B] = vectors_BxD[:, : model.truncate_dim].float().cpu()
+            progress.update(len(rows_B))
     return vectors_NxD.numpy()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import faiss
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from cocondenser_jax.retriever.search.quantized import Vectors
@@ -57,7 +56,7 @@ def nearest_checked(shards: Sequence[Vectors], check: Check, device: str = "cpu"
         if device == "cpu":
             found = nearest(shards, queries_QxD, k, unchecked)
         else:
-            found = nearest_in_torch(shards, queries_QxD, k, unchecked, torch.device(device))
+            found = nearest_in_torch(shards, queries_QxD, k, unchecked, device)
         unchecked = None
         return found
 
@@ -110,9 +109,11 @@ def nearest_in_torch(
     queries_QxD: np.ndarray,
     k: int,
     check: Check | None,
-    device: torch.device,
+    device: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds what `nearest` does on a device of PyTorch, whose memory holds the same."""
+    import torch  # slow to import
+
     queries = torch.from_numpy(queries_QxD).to(device)
     best_QxK = torch.full((len(queries), k), -torch.inf, device=device)
     rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)

@@ -5,8 +5,6 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-import torch
-
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.workers import Engine
 
@@ -15,7 +13,11 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def require_gpu(device: str) -> None:
     """Raises a UserError for the device `cuda` where PyTorch sees no GPU."""
-    if device == "cuda" and not torch.cuda.is_available():
+    if device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
         raise UserError(
             f"--device=cuda: PyTorch {torch.__version__} sees no GPU; expected one, or --device=cpu"
         )
@@ -23,7 +25,7 @@ def require_gpu(device: str) -> None:
 
 def visible_gpus(*, in_torch: bool) -> list[str]:
     """Lists the GPUs that PyTorch or JAX would use here, as CUDA_VISIBLE_DEVICES names them."""
-    n_gpus = torch.cuda.device_count() if in_torch else _gpus_for_jax(os.environ)
+    n_gpus = _gpus_for_torch() if in_torch else _gpus_for_jax(os.environ)
     named = os.environ.get(_VISIBLE)
     names = map(str, range(n_gpus)) if named is None else named.split(",")
     return list(names)[:n_gpus]
@@ -45,6 +47,12 @@ def with_gpus(engine: Engine, *, in_torch: bool) -> Engine:
             " for each"
         )
     return engine._replace(gpus=gpus)
+
+
+def _gpus_for_torch() -> int:
+    import torch  # slow to import
+
+    return torch.cuda.device_count()
 
 
 def _gpus_for_jax(environment: Mapping[str, str]) -> int:

@@ -4,10 +4,9 @@ import hashlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow  # type: ignore[import-untyped]
-from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.remote import local_copy
@@ -27,9 +26,11 @@ from cocondenser_jax.retriever.search.exact import Nearest, nearest_checked
 from cocondenser_jax.retriever.search.fuse import METHODS, Method
 from cocondenser_jax.retriever.search.gpus import require_gpu
 from cocondenser_jax.retriever.search.index import nearest_in_index, read_index
-from cocondenser_jax.retriever.search.models import load
 from cocondenser_jax.retriever.search.quantized import BINARY, BitVectors, nearest_by_bits
 from cocondenser_jax.retriever.search.terms import require_language
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 
 class Faiss(NamedTuple):
@@ -59,7 +60,7 @@ VectorSearch = Faiss | Exact | Bits
 class OpenIndex(NamedTuple):
     """The vectors of passages, opened for search; the passages; the model that encoded them."""
 
-    model: SentenceTransformer
+    model: "SentenceTransformer"
     nearest: Nearest
     passages: pyarrow.Table  # `id`, `title` and `text` of the rows
 
@@ -116,7 +117,7 @@ def open_index(
     vectors = _fitting(folder, manifest, vectors)
     _require_model(folder, manifest, model)
     representation = _with_query_prompt(folder, manifest.representation, query_prompt)
-    loaded = load(model._replace(representation=representation))
+    loaded = _load(model._replace(representation=representation))
     nearest, passages = _open_vectors(folder, manifest, vectors)
     dense = OpenIndex(loaded, nearest, passages)
     if hybrid is None:
@@ -158,7 +159,7 @@ def _open_vectors(
     return partial(nearest_by_bits, bits, vectors.oversampling), passages
 
 
-def open_query_model(folder: Path, model: ModelFolder) -> tuple[SentenceTransformer, str]:
+def open_query_model(folder: Path, model: ModelFolder) -> tuple["SentenceTransformer", str]:
     """Loads the model that encoded embeddings, to search where a database has them.
 
     Args:
@@ -176,8 +177,14 @@ def open_query_model(folder: Path, model: ModelFolder) -> tuple[SentenceTransfor
     _require_model(folder, manifest, model)
     fields = {k: value for k, value in manifest.to_json().items() if k not in FREE_FIELDS}
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-    loaded = load(model._replace(representation=manifest.representation))
+    loaded = _load(model._replace(representation=manifest.representation))
     return loaded, f"passages_{digest[:12]}"
+
+
+def _load(model: ModelFolder) -> "SentenceTransformer":
+    from cocondenser_jax.retriever.search.models import load  # slow to import
+
+    return load(model)
 
 
 def _require_model(folder: Path, manifest: Manifest, model: ModelFolder) -> None:

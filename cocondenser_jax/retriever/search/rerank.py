@@ -4,14 +4,12 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.model import Network
+from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.data.folder import (
     judgments_file,
     passage_text,
@@ -26,7 +24,11 @@ from cocondenser_jax.retriever.data.identical_ids import (
     warn_of_identical_ids,
 )
 from cocondenser_jax.retriever.data.trec import first_passages, read_run, write_run
-from cocondenser_jax.retriever.search.models import Precision, load_cross_encoder, uses_bfloat16
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
+
+    from cocondenser_jax.retriever.search.models import Precision
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +48,11 @@ class Candidates(NamedTuple):
 
 
 def rerank(
-    network: Network,
+    model: str | Path,
     candidates: Candidates,
     out: Path,
     batch_size: int = 64,
-    precision: Precision = "auto",
+    precision: "Precision" = "auto",
 ) -> dict[str, Any]:
     """Scores the passages of a run with a cross-encoder and writes them as a new run.
 
@@ -58,7 +60,7 @@ def rerank(
     `trec.ranked`). Of the corpus, only what is scored is held in memory.
 
     Args:
-      network: see `models.load_cross_encoder`.
+      model: the cross-encoder: a folder or the name of one on the hub.
       candidates: what is scored.
       out: the run to write.
       batch_size: pairs per forward pass.
@@ -71,10 +73,13 @@ def rerank(
         raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
     corpus = searched_passages(candidates.data, candidates.corpus)
     named = _read_names(candidates)  # a mistake in them need not wait for the model
-    model = load_cross_encoder(network)
+    network = open_network(model)
+    from cocondenser_jax.retriever.search.models import load_cross_encoder  # slow to import
+
+    cross_encoder = load_cross_encoder(network)
     passages, pairs = _read_pairs(corpus, candidates, named)
     start = time.perf_counter()
-    scores = iter(score_pairs(model, pairs, batch_size, precision).tolist())
+    scores = iter(score_pairs(cross_encoder, pairs, batch_size, precision).tolist())
     seconds = time.perf_counter() - start
     write_run(out, {query: {name: next(scores) for name in passages[query]} for query in passages})
     return {
@@ -149,12 +154,16 @@ def _read_pairs(
 
 
 def score_pairs(
-    model: CrossEncoder,
+    model: "CrossEncoder",
     pairs: Sequence[tuple[str, str]],
     batch_size: int = 64,
-    precision: Precision = "auto",
+    precision: "Precision" = "auto",
 ) -> np.ndarray:
     """Returns `scores_N`, float32: the logit of each (query, passage)."""
+    import torch
+
+    from cocondenser_jax.retriever.search.models import uses_bfloat16
+
     with torch.autocast(model.device.type, torch.bfloat16, enabled=uses_bfloat16(precision)):
         scores_N = model.predict(pairs, batch_size=batch_size, show_progress_bar=True)
     if not np.isfinite(scores_N).all():

@@ -5,12 +5,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
-from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
@@ -33,6 +32,9 @@ from cocondenser_jax.retriever.search.embeddings import passage_at
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.fuse import fuse_scores
 from cocondenser_jax.retriever.search.opening import Index, OpenIndex
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +237,7 @@ def _timed(ranking_Q: Iterator[Ranking], seconds: Seconds, step: str) -> Iterato
         yield ranking
 
 
-def _encode_queries(model: SentenceTransformer, texts: list[str]) -> np.ndarray:
+def _encode_queries(model: "SentenceTransformer", texts: list[str]) -> np.ndarray:
     """Returns vectors_QxD, float32."""
     vectors_QxD = np.empty((len(texts), model.get_embedding_dimension() or 0), np.float32)
     starts = range(0, len(texts), _ENCODED_AT_ONCE)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from sentence_transformers import (
@@ -13,28 +13,20 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
-from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import ModelFolder, open_model, require_float_weights
-from cocondenser_jax.representation import (
-    AS_IN_PAPERS,
-    Given,
-    is_falling,
-    title_separator,
-)
-from cocondenser_jax.retriever.data.folder import split_files
+from cocondenser_jax.representation import AS_IN_PAPERS, title_separator
 from cocondenser_jax.retriever.search.lengths import require_lengths
 from cocondenser_jax.retriever.search.models import load
 from cocondenser_jax.retriever.train import trainer
-from cocondenser_jax.retriever.train.evaluation import DevEvaluator, DevSettings
-from cocondenser_jax.retriever.train.losses import InBatchLoss, LossSettings
-from cocondenser_jax.retriever.train.samplers import (
-    BatchSettings,
-    EpochBatchSampler,
-    batches_by_epoch,
+from cocondenser_jax.retriever.train.evaluation import DevEvaluator
+from cocondenser_jax.retriever.train.losses import InBatchLoss
+from cocondenser_jax.retriever.train.samplers import EpochBatchSampler, batches_by_epoch
+from cocondenser_jax.retriever.train.settings import (
+    BiEncoderSettings,
+    ModelSettings,
+    TrainerSettings,
 )
-from cocondenser_jax.retriever.train.trainer import TrainerSettings
 from cocondenser_jax.retriever.train.training_data import (
-    DataSettings,
     Epoch,
     EpochCallback,
     RowCollator,
@@ -45,46 +37,18 @@ from cocondenser_jax.retriever.train.training_data import (
 logger = logging.getLogger(__name__)
 
 
-class ModelSettings(NamedTuple):
-    """The bi-encoder to train; see configs/finetune.py."""
-
-    folder: Path
-    given: Given
-    two_towers: bool
-    query_length: int
-    passage_length: int
-
-
-class BiEncoderSettings(NamedTuple):
-    """All settings of the fine-tuning of a bi-encoder."""
-
-    data: DataSettings
-    teacher_run: str
-    model: ModelSettings
-    loss: LossSettings
-    batches: BatchSettings
-    dev: DevSettings
-    trainer: TrainerSettings
-
-
 def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTrainer:
     """Makes the trainer of a bi-encoder on (query, relevant passage) pairs.
 
     A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: a query's relevant
     passage, its sampled negatives, and the passages of the other queries.
     """
-    is_soft = settings.loss.name == "soft_labels"
-    _require_negatives(settings, is_soft)
-    _require_dev(settings.dev)
-    sizes = settings.loss.sizes
-    if not is_falling(sizes):
-        raise UserError(f"config.loss.sizes is {[*sizes]}; expected the largest first")
     opened, model = _load(settings.model)
     own = opened.representation
     data = read_training(
         settings.data,
         settings.trainer.stored,
-        Path(settings.teacher_run) if is_soft else None,
+        Path(settings.teacher_run) if settings.loss.is_soft else None,
         title_separator(dict(own.prompts)),
     )
     scale = settings.loss.scale or own.score_scale
@@ -133,40 +97,6 @@ class _Trainer(SentenceTransformerTrainer):
         # The evaluator needs none. The library's empty one would draw from the global generator, so
         # evaluating would change the dropout of training.
         return []
-
-
-def _require_negatives(settings: BiEncoderSettings, is_soft: bool) -> None:
-    n_negatives = settings.data.negatives_per_query
-    if n_negatives and not settings.data.negatives_run:
-        raise UserError(
-            f"config.data.negatives_per_query is {n_negatives}, but there is no "
-            "config.data.negatives_run to draw them from: name a TREC run, or set it to 0"
-        )
-    if settings.data.negatives_run and not n_negatives:
-        raise UserError(
-            f"config.data.negatives_run is {settings.data.negatives_run!r}, but none is drawn: "
-            "config.data.negatives_per_query is 0"
-        )
-    if settings.teacher_run and not is_soft:
-        raise UserError(
-            f"config.loss.teacher_run is {settings.teacher_run!r}, but config.loss.name is "
-            f"{settings.loss.name!r}: expected soft_labels, or no teacher"
-        )
-    if is_soft and not (settings.teacher_run and n_negatives):
-        raise UserError(
-            "config.loss.name is soft_labels: expected config.loss.teacher_run, a TREC run of a "
-            "cross-encoder's scores, and config.data.negatives_per_query of at least 1"
-        )
-
-
-def _require_dev(dev: DevSettings) -> None:
-    if dev.every:
-        split_files(dev.folder, dev.split)  # missing ones are found before the corpus is read
-    elif dev.run:
-        raise UserError(
-            f"config.eval.run is {dev.run!r}, but config.eval.every is 0: expected a number of "
-            "steps between two evaluations"
-        )
 
 
 def _load(settings: ModelSettings) -> tuple[ModelFolder, SentenceTransformer]:

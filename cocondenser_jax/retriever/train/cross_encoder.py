@@ -1,8 +1,7 @@
 """Fine-tunes a cross-encoder, which reads query and passage together (arXiv 1901.04085)."""
 
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
@@ -13,25 +12,14 @@ from cocondenser_jax.model_folder.model import open_network, require_float_weigh
 from cocondenser_jax.retriever.search.lengths import SHORTEST_PAIR, require_lengths
 from cocondenser_jax.retriever.search.models import load_cross_encoder
 from cocondenser_jax.retriever.train import trainer
-from cocondenser_jax.retriever.train.trainer import TrainerSettings
+from cocondenser_jax.retriever.train.settings import CrossEncoderSettings
 from cocondenser_jax.retriever.train.training_data import (
-    DataSettings,
     Epoch,
     EpochCallback,
     RowCollator,
     TrainingData,
     read_training,
 )
-
-
-class CrossEncoderSettings(NamedTuple):
-    """The fine-tuning of a cross-encoder; see configs/cross_encoder.py."""
-
-    data: DataSettings
-    model_folder: Path
-    max_length: int
-    loss: str
-    trainer: TrainerSettings
 
 
 def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +21,8 @@ from cocondenser_jax.retriever.data.folder import (
 from cocondenser_jax.retriever.data.same_text import with_copies
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.models import uses_bfloat16
+from cocondenser_jax.retriever.train.settings import DevSettings
 from cocondenser_jax.retriever.train.trainer import DIVERGED
-
-
-class DevSettings(NamedTuple):
-    """What to evaluate on, and how; see configs/finetune.py."""
-
-    folder: Path
-    every: int  # steps; 0: no evaluation
-    split: str
-    run: str  # "": the whole collection
-    precision: str
 
 
 class DevEvaluator(BaseEvaluator):

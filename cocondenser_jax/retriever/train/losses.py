@@ -6,7 +6,7 @@ all; D, the size of an embedding. A row of scores belongs to a query, a column t
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import scipy.sparse
 import torch
@@ -19,16 +19,8 @@ from sentence_transformers.util import all_gather, all_gather_with_grad, get_ran
 from torch.nn import functional
 
 from cocondenser_jax.retriever.search.models import cut_vectors
+from cocondenser_jax.retriever.train.settings import LossSettings
 from cocondenser_jax.retriever.train.training_data import Judgments
-
-
-class LossSettings(NamedTuple):
-    """Which loss of which scores; see configs/finetune.py."""
-
-    name: str
-    scale: float  # of the scores; in the config, 0 is that of the model
-    chunk_size: int
-    sizes: tuple[int, ...] = ()
 
 
 def inner_products(queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:

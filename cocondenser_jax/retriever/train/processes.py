@@ -5,15 +5,15 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import torch
-from transformers import TrainingArguments
+from typing import TYPE_CHECKING, TypeVar
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import new_folder
 
-T = TypeVar("T", bound=TrainingArguments)
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+T = TypeVar("T", bound="TrainingArguments")
 
 SECONDS_FOR_MAIN = 20.0  # for the main process to meet an error that another has met
 
@@ -44,6 +44,8 @@ def require_gpu_each(words: Sequence[str]) -> None:
 
     `words` are those of the command after the program's name, which the message repeats.
     """
+    import torch  # slow to import
+
     # transformers (5.23) would divide each batch among the GPUs of one process (DataParallel):
     # the passages on the other GPUs would be no negatives, and no GPU would have much to do.
     n_gpus = torch.cuda.device_count()

@@ -4,7 +4,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -23,20 +22,11 @@ from cocondenser_jax.retriever.train.hard_batches import (
     load_batches,
     save_batches,
 )
+from cocondenser_jax.retriever.train.settings import BatchSettings
 from cocondenser_jax.retriever.train.trainer import DIVERGED
 from cocondenser_jax.retriever.train.training_data import Epoch, TrainingData
 
 logger = logging.getLogger(__name__)
-
-
-class BatchSettings(NamedTuple):
-    """Which pairs share a step; see configs/finetune.py."""
-
-    batches: str
-    batch_size: int
-    batch_scores: str
-    batch_depth: int
-    seed: int
 
 
 class EpochBatchSampler(BatchSampler):

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,30 @@ from cocondenser_jax.files.runs import flatten, lock_folder, require_own
 from cocondenser_jax.files.trackers import require_tracker
 from cocondenser_jax.files.whole import require_absent
 from cocondenser_jax.model_folder.folder import require_outside
+from cocondenser_jax.model_folder.hub import require_place
 from cocondenser_jax.representation import Given
-from cocondenser_jax.retriever.train import trainer
-from cocondenser_jax.retriever.train.bi_encoder import (
+from cocondenser_jax.retriever.data.folder import split_files
+from cocondenser_jax.retriever.train.processes import (
+    is_main_process,
+    require_equal_shares,
+    require_gpu_each,
+)
+from cocondenser_jax.retriever.train.settings import (
+    BatchSettings,
     BiEncoderSettings,
-    ModelSettings,
-    bi_encoder_trainer,
-)
-from cocondenser_jax.retriever.train.cross_encoder import (
     CrossEncoderSettings,
-    cross_encoder_trainer,
+    DataSettings,
+    DevSettings,
+    LossSettings,
+    ModelSettings,
+    TrainerSettings,
+    require_consistent,
 )
-from cocondenser_jax.retriever.train.evaluation import DevSettings
-from cocondenser_jax.retriever.train.losses import LossSettings
-from cocondenser_jax.retriever.train.processes import is_main_process, require_equal_shares
-from cocondenser_jax.retriever.train.samplers import BatchSettings
-from cocondenser_jax.retriever.train.trainer import TrainerSettings
-from cocondenser_jax.retriever.train.training_data import DataSettings
 
 _RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that name a TREC run
 
 
-def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def finetune(config: ConfigDict, workdir: Path, words: Sequence[str] = ()) -> dict[str, Any]:
     """Trains what `config.task` names; resumes an interrupted run.
 
     Args:
@@ -41,6 +44,7 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
       workdir: gets the trained model (`retriever/` or `cross_encoder/`: a folder for
         sentence-transformers, whole or absent), `metrics.jsonl`, hard batches of each epoch, and
         checkpoints until the run ends.
+      words: those of the command, where `require_gpu_each` is to hold; (): one GPU is used.
 
     Returns:
       The model's path under the name of its folder, steps, loss (mean of the last logged steps),
@@ -55,14 +59,23 @@ def finetune(config: ConfigDict, workdir: Path) -> dict[str, Any]:
     stored = settings.trainer.stored
     require_own(start, also=[stored.name])
     require_equal_shares(settings.trainer.batch_size)
+    require_place(config.model.folder)
+    split_files(settings.data.folder, settings.data.split)
+    if isinstance(settings, BiEncoderSettings):
+        require_consistent(settings)
+    if words:
+        require_gpu_each(words)
+    # PyTorch is loaded once all is right that can be known without it.
+    from cocondenser_jax.retriever.train import bi_encoder, cross_encoder, trainer
+
     with lock_folder(workdir) if is_main_process() else contextlib.nullcontext():
         require_absent(workdir / config.task)
         hf_trainer: Any
         try:
             if isinstance(settings, BiEncoderSettings):
-                hf_trainer = bi_encoder_trainer(settings)
+                hf_trainer = bi_encoder.bi_encoder_trainer(settings)
             else:
-                hf_trainer = cross_encoder_trainer(settings)
+                hf_trainer = cross_encoder.cross_encoder_trainer(settings)
         except BaseException:
             if is_main_process() and not start.exists():  # nothing has begun, so nothing is left
                 shutil.rmtree(stored, ignore_errors=True)

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -38,6 +38,7 @@ from cocondenser_jax.files.whole import (
 )
 from cocondenser_jax.retriever.search.models import load_retriever, uses_bfloat16
 from cocondenser_jax.retriever.train.processes import is_main_process, on_one_gpu
+from cocondenser_jax.retriever.train.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -51,33 +52,6 @@ DIVERGED = (
     "training has diverged; try a lower config.optimizer.learning_rate, or"
     " config.train.precision=float32"
 )
-
-
-class TrainerSettings(NamedTuple):
-    """How to train, whatever is trained; see `TRAINING` of configs/finetune.py."""
-
-    workdir: Path
-    seed: int
-    log_every: int
-    tracker: str
-    batch_size: int
-    loader_workers: int
-    epochs: int
-    max_steps: int
-    precision: str
-    learning_rate: float
-    warmup_ratio: float
-    weight_decay: float
-    checkpoint_every: int
-    record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
-
-    @property
-    def stored(self) -> Path:
-        """The folder in the workdir for passages and negatives, until the run ends.
-
-        The run deletes it, so no user's folder may have its name.
-        """
-        return self.workdir / "finetune.stored"
 
 
 def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:

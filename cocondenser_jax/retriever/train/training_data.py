@@ -39,22 +39,11 @@ from cocondenser_jax.retriever.data.stored import (
 )
 from cocondenser_jax.retriever.data.trec import Qrels, Run, read_run
 from cocondenser_jax.retriever.train.processes import made_once
+from cocondenser_jax.retriever.train.settings import DataSettings
 
 logger = logging.getLogger(__name__)
 
 _FILE = "rows.sqlite"
-
-
-class DataSettings(NamedTuple):
-    """Which pairs to train on, and which negatives; see `DATA` of configs/finetune.py."""
-
-    folder: Path
-    split: str
-    train_queries: int
-    negatives_run: str
-    negatives_per_query: int
-    negatives_depth: int
-    seed: int
 
 
 class Judgments(NamedTuple):

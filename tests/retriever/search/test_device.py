@@ -25,8 +25,8 @@ def gpu(monkeypatch):
     find = exact.nearest_in_torch
 
     def find_on_cpu(shards, queries_QxD, k, check, device):
-        used.append((str(device), len(queries_QxD), check is not None))
-        return find(shards, queries_QxD, k, check, torch.device("cpu"))
+        used.append((device, len(queries_QxD), check is not None))
+        return find(shards, queries_QxD, k, check, "cpu")
 
     monkeypatch.setattr(exact, "nearest_in_torch", find_on_cpu)
     monkeypatch.setattr(opening, "require_gpu", lambda device: None)

@@ -9,7 +9,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.search import encode
+from cocondenser_jax.retriever.search import encode, models
 from cocondenser_jax.retriever.search.encode import Encoding
 
 
@@ -36,7 +36,7 @@ def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
 def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(
     model_folder, beir, tmp_path, engine, monkeypatch
 ):
-    monkeypatch.setattr(encode, "load", pytest.fail)
+    monkeypatch.setattr(models, "load", pytest.fail)
     (tmp_path / "thesis.tex").touch()
     for place in (tmp_path, tmp_path / "thesis.tex"):
         with pytest.raises(UserError, match=f"{place} already exists"):

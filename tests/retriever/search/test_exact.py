@@ -3,7 +3,6 @@
 import faiss
 import numpy as np
 import pytest
-import torch
 
 from cocondenser_jax.retriever.search import exact
 
@@ -15,7 +14,7 @@ def integers(rng, *shape):
 
 def nearest_in_torch(shards, queries_QxD, k):
     """As on a GPU, by PyTorch on the CPU."""
-    return exact.nearest_in_torch(shards, queries_QxD, k, None, torch.device("cpu"))
+    return exact.nearest_in_torch(shards, queries_QxD, k, None, "cpu")
 
 
 @pytest.mark.parametrize("nearest", [exact.nearest, nearest_in_torch])

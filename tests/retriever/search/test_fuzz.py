@@ -46,7 +46,7 @@ def encoded(model_folder, beir, tmp_path_factory):
 def same_model(model_folder, monkeypatch):
     """The model is loaded once, and not for each broken folder."""
     model = models.load_retriever(model_folder)
-    monkeypatch.setattr(opening, "load", lambda *args, **kwargs: model)
+    monkeypatch.setattr(models, "load", lambda *args, **kwargs: model)
 
 
 def search_with(searcher, folder):

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.model import Network, open_network
+from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.data import trec
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.retriever.search import rerank
@@ -66,9 +66,7 @@ def test_scores_are_the_models_logits(
 ):
     out = tmp_path / "new" / "reranked.trec"
     candidates = Candidates(beir, run_file, split="train")
-    metrics = rerank.rerank(
-        open_network(cross_encoder_folder), candidates, out, batch_size=batch_size
-    )
+    metrics = rerank.rerank(cross_encoder_folder, candidates, out, batch_size=batch_size)
     found = trec.read_run(out)
     assert {query: set(scores) for query, scores in found.items()} == {
         query: set(scores) for query, scores in RUN.items()
@@ -106,7 +104,7 @@ def test_the_order_of_length_is_not_seen_in_the_scores(cross_encoder_folder, wor
 
 def test_logits_are_written_as_they_are(cross_encoder_folder, beir, run_file, tmp_path):
     out = tmp_path / "reranked.trec"
-    rerank.rerank(open_network(cross_encoder_folder), Candidates(beir, run_file), out)
+    rerank.rerank(cross_encoder_folder, Candidates(beir, run_file), out)
     queries, texts = (
         read_queries(beir),
         {p.id: passage_text(p) for p in read_corpus(beir)},
@@ -125,9 +123,7 @@ def test_equal_scores_keep_the_order_of_the_first_stage(
     cross_encoder_folder, beir, run_file, tmp_path
 ):
     folder = edited(cross_encoder_folder, tmp_path / "flat", lambda weight: weight.zero_())
-    rerank.rerank(
-        open_network(folder), Candidates(beir, run_file, split="train"), tmp_path / "out.trec"
-    )
+    rerank.rerank(folder, Candidates(beir, run_file, split="train"), tmp_path / "out.trec")
     lines = [line.split() for line in (tmp_path / "out.trec").read_text().splitlines()]
     assert [line[2] for line in lines] == ["d7", "d3", "d40", "d41", "d9", "d1"]
     scores = [float(line[4]) for line in lines[:4]]
@@ -136,9 +132,7 @@ def test_equal_scores_keep_the_order_of_the_first_stage(
 
 def test_what_lies_below_the_depth_is_dropped(cross_encoder_folder, beir, run_file, tmp_path):
     out = tmp_path / "out.trec"
-    rerank.rerank(
-        open_network(cross_encoder_folder), Candidates(beir, run_file, split="train", depth=2), out
-    )
+    rerank.rerank(cross_encoder_folder, Candidates(beir, run_file, split="train", depth=2), out)
     found = trec.read_run(out)
     assert {q: set(s) for q, s in found.items()} == {"q3": {"d7", "d3"}, "q1": {"d9", "d1"}}
 
@@ -146,7 +140,7 @@ def test_what_lies_below_the_depth_is_dropped(cross_encoder_folder, beir, run_fi
 def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path, score_by_hand):
     out = tmp_path / "teacher.trec"
     candidates = Candidates(beir, run_file, split="train", depth=1, with_positives=True)
-    metrics = rerank.rerank(open_network(cross_encoder_folder), candidates, out)
+    metrics = rerank.rerank(cross_encoder_folder, candidates, out)
     found = trec.read_run(out)
     # Every query of the split has its positive, also those of which the run has nothing.
     expected = {query: {f"d{query[1:]}"} for query in JUDGED}
@@ -166,7 +160,7 @@ def test_what_is_judged_irrelevant_is_no_positive(cross_encoder_folder, beir, ru
         file.write("q1\td50\t0\nq1\td51\t-1\nq1\td52\t2\n")
     out = tmp_path / "teacher.trec"
     candidates = Candidates(folder, run_file, split="train", depth=1, with_positives=True)
-    rerank.rerank(open_network(cross_encoder_folder), candidates, out)
+    rerank.rerank(cross_encoder_folder, candidates, out)
     assert set(trec.read_run(out)["q1"]) == {"d9", "d1", "d52"}
 
 
@@ -176,16 +170,19 @@ def test_only_what_is_scored_is_kept_of_the_corpus(
     made = []
     monkeypatch.setattr(rerank, "passage_text", lambda p: made.append(p.id) or passage_text(p))
     candidates = Candidates(beir, run_file, depth=3)
-    rerank.rerank(open_network(cross_encoder_folder), candidates, tmp_path / "out.trec")
+    rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
     assert sorted(made) == ["d1", "d3", "d40", "d7", "d9"]
 
 
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
+        ("", {}, "first.trec is empty: expected a TREC run"),
         ("x Q0 d1 1 1.0 t", {"split": "train"}, "first.trec names 1 queries .* not have: x"),
+        ("x Q0 d1 1 1.0 t", {}, "first.trec names 1 queries .* not have: x"),
         ("q1 Q0 x 1 1.0 t", {}, "first.trec names 1 passages .* not have: x"),
         ("q1 Q0 d1 1 nan t", {}, "first.trec:1: the score must be a finite number"),
+        ("q1 Q0 d1 1 1.0 t", {"split": "dev"}, "has no judgments of split 'dev'"),
         ("q1 Q0 d1 1 1.0 t", {"with_positives": True}, "--with_positives needs a --split"),
     ],
 )
@@ -195,7 +192,7 @@ def test_mistakes_write_no_run(
     run_file.write_text(lines)
     with pytest.raises(UserError, match=message):
         rerank.rerank(
-            open_network(cross_encoder_folder),
+            cross_encoder_folder,
             Candidates(beir, run_file, **settings),
             tmp_path / "out.trec",
         )
@@ -210,10 +207,10 @@ def test_a_positive_that_the_corpus_lacks_is_named_with_its_judgments(
     with (folder / "qrels" / "train.tsv").open("a") as file:
         file.write("q1\tnobody\t1\n")
     candidates = Candidates(folder, run_file, split="train")
-    rerank.rerank(open_network(cross_encoder_folder), candidates, tmp_path / "out.trec")
+    rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
     candidates = candidates._replace(with_positives=True)
     with pytest.raises(UserError, match=r"train.tsv names 1 passages .* not have: nobody"):
-        rerank.rerank(open_network(cross_encoder_folder), candidates, tmp_path / "out.trec")
+        rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
 
 
 def test_models_that_cannot_score_are_refused(
@@ -221,12 +218,12 @@ def test_models_that_cannot_score_are_refused(
 ):
     out = tmp_path / "out.trec"
     with pytest.raises(UserError, match="is not a cross-encoder"):
-        rerank.rerank(open_network(model_folder), Candidates(beir, run_file), out)
+        rerank.rerank(model_folder, Candidates(beir, run_file), out)
     broken = edited(
         cross_encoder_folder, tmp_path / "nan", lambda weight: weight.fill_(float("nan"))
     )
     with pytest.raises(UserError, match="nan scores a pair with NaN or infinity: its weights are"):
-        rerank.rerank(open_network(broken), Candidates(beir, run_file), out)
+        rerank.rerank(broken, Candidates(beir, run_file), out)
     assert not out.exists()
 
 
@@ -247,9 +244,7 @@ def test_what_is_wrong_with_the_first_stage_is_found_before_the_model_is_loaded(
     if run is not None:
         trec.write_run(path, run)
     with pytest.raises(UserError, match=message):
-        rerank.rerank(
-            Network(tmp_path / "none", {}, ()), Candidates(beir, path, split), tmp_path / "out"
-        )
+        rerank.rerank(tmp_path / "none", Candidates(beir, path, split), tmp_path / "out")
 
 
 @pytest.mark.usefixtures("unread_corpus")
@@ -257,7 +252,7 @@ def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(
     model_folder, beir, run_file, tmp_path
 ):
     with pytest.raises(UserError, match="is not a cross-encoder"):
-        rerank.rerank(open_network(model_folder), Candidates(beir, run_file), tmp_path / "out")
+        rerank.rerank(model_folder, Candidates(beir, run_file), tmp_path / "out")
 
 
 def test_a_pair_without_a_finite_score_is_named(cross_encoder_folder):
@@ -273,7 +268,7 @@ def test_queries_that_the_first_stage_lacks_are_counted(
     for split in ("train", None):
         caplog.clear()
         candidates = Candidates(beir, run_file, split=split)
-        rerank.rerank(open_network(cross_encoder_folder), candidates, tmp_path / "out.trec")
+        rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
         counted = f"{run_file} has no result for 22 of 24 queries of {split}"
         assert (counted in caplog.text) == (split == "train")
 

@@ -21,15 +21,17 @@ def two_gpus(monkeypatch):
 
 @pytest.mark.parametrize("name", ["finetune", "cross_encoder"])
 def test_two_gpus_and_one_process_are_refused_with_the_command(
-    name, two_gpus, monkeypatch, tmp_path, capsys
+    name, two_gpus, config, monkeypatch, tmp_path, capsys
 ):
+    (tmp_path / "run.trec").write_text("q Q0 a 1 1.0 test\n")
+    (tmp_path / "model").mkdir()
     words = [
         "finetune",
         f"--config=configs/{name}.py",
         f"--workdir={tmp_path}/my run",
-        "--config.model.folder=model",
-        "--config.data.folder=data",
-        "--config.data.negatives_run=run.trec",
+        f"--config.model.folder={tmp_path}/model",
+        f"--config.data.folder={config.data.folder}",
+        f"--config.data.negatives_run={tmp_path}/run.trec",
     ]
     assert main(words) == 2
     error = capsys.readouterr().err
@@ -43,7 +45,7 @@ def test_two_gpus_and_one_process_are_refused_with_the_command(
     monkeypatch.setenv("LOCAL_RANK", "0")  # as torchrun sets them
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert main(words) == 2
-    assert "GPUs" not in capsys.readouterr().err  # there is no model
+    assert "model has no config.json" in capsys.readouterr().err
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert main(words) == 2
     assert capsys.readouterr().err == (

@@ -146,8 +146,8 @@ SETTINGS = {
         AUTO,
         (AUTO, "xla", "kernel"),
         "",
-        "what computes it; auto: a kernel, where NVIDIA GPUs since Ampere and TPUs since v4 have"
-        " one for the network and the length",
+        "what computes it, and on a GPU the LayerNorm after it; auto: a kernel, where NVIDIA GPUs"
+        " since Ampere and TPUs since v4 have one for the network and the length",
     ),
     "train.skip_nonfinite": Setting(
         0, Interval(0), "steps", "NaN or infinite steps that a run may skip"

@@ -14,14 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
 from cocondenser_jax.model.attention import AttentionSettings
-from cocondenser_jax.model.dropout import Input, fold_in
-from cocondenser_jax.model.kernels import LEAST, Head, dot, drop
+from cocondenser_jax.model.dropout import Input, fold_in, keeps
+from cocondenser_jax.model.kernels import LEAST, Head, dot, drop, rounded
 
 BLOCK = 64  # tokens; with 128, registers spill on an H100
 _WARPS = 4
@@ -47,8 +46,7 @@ def attend_in_blocks(
     size, dtype = size_3 // 3 // n_heads, joined_BxLx3D.dtype
     if seeds_BxN is None:
         seeds_BxN, rate = jnp.zeros((n_spans, n_heads), jnp.uint32), 0.0
-    kept = float(np.asarray(1.0 - rate).astype(dtype))  # as `attend` divides in bfloat16
-    head = Head(n_heads, rate, 1.0, kept)
+    head = Head(n_heads, rate, 1.0, rounded(1.0 - rate, dtype))
     joined = joined_BxLx3D.reshape(n_spans, length, 3, n_heads, size)
     mask_BxL = jnp.asarray(mask_BxL).astype(jnp.int32)
     context = _attend(head, settings.width, (joined, mask_BxL, seeds_BxN))
@@ -170,7 +168,7 @@ def _forward_program(*refs: Any, head: Head, width: int | None, length: int) -> 
         now_R = jnp.maximum(most_R, jnp.max(scores_RxC, axis=1))
         powers_RxC = jnp.exp(scores_RxC - now_R[:, None])
         shrunk_R = jnp.exp(most_R - now_R)
-        weights_RxC = drop(head, powers_RxC, _kept(head, seed_ref[...], (block, j)))
+        weights_RxC = drop(powers_RxC, _kept(head, seed_ref[...], (block, j)), head.kept)
         seen_RxH = dot(weights_RxC.astype(value_CxH.dtype), value_CxH, 1, 0)
         sums_R = sums_R * shrunk_R + jnp.sum(powers_RxC, axis=1)
         return now_R, sums_R, context_RxH * shrunk_R[:, None] + seen_RxH
@@ -231,8 +229,8 @@ def _weight_gradients(
     scores_RxC = jnp.where(visible_RxC, dot(query_RxH, key_CxH, 1, 1), LEAST)
     softmax_RxC = jnp.exp(scores_RxC - log_R[:, None])
     kept_RxC = _kept(head, seed_ref[...], at)
-    weights_RxC = drop(head, softmax_RxC.astype(dtype), kept_RxC)
-    by_weights_RxC = drop(head, dot(cotangent_RxH, value_CxH, 1, 1), kept_RxC)
+    weights_RxC = drop(softmax_RxC.astype(dtype), kept_RxC, head.kept)
+    by_weights_RxC = drop(dot(cotangent_RxH, value_CxH, 1, 1), kept_RxC, head.kept)
     by_scores_RxC = (softmax_RxC * (by_weights_RxC - mean_R[:, None])).astype(dtype)
     return weights_RxC, by_scores_RxC, query_RxH, key_CxH, cotangent_RxH
 
@@ -298,6 +296,4 @@ def _kept(
     seeds_R = fold_in(jnp.full(BLOCK, seed), _tokens(i))
     assert seeds_R is not None
     columns_RxC = jnp.broadcast_to(_tokens(j)[None], shape)
-    bits_RxC = fold_in(jnp.broadcast_to(seeds_R[:, None], shape), columns_RxC)
-    assert bits_RxC is not None
-    return bits_RxC >= jnp.uint32(int(head.rate * 2**32))
+    return keeps(jnp.broadcast_to(seeds_R[:, None], shape), columns_RxC, head.rate)

@@ -9,7 +9,7 @@ TPU.
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
 Input = Array | np.ndarray  # NumPy's where nothing is compiled
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive multiples are spread over all 32 bits
@@ -45,8 +45,16 @@ def dropout(
         return x
     if columns is None:
         columns = jnp.arange(x.shape[-1]).reshape((1,) * seeds.ndim + (-1,))
-    bits = fold_in(seeds, columns)
-    return jnp.where(bits >= jnp.uint32(rate * 2**32), x / (1.0 - rate), jnp.zeros((), x.dtype))
+    return jnp.where(keeps(seeds, columns, rate), x / (1.0 - rate), jnp.zeros((), x.dtype))
+
+
+def keeps(
+    seeds: UInt32[Input, "..."], numbers: Shaped[Input, "..."], rate: float
+) -> Bool[Array, "..."]:
+    """Returns which of the numbered elements are kept, with the shapes of `fold_in`."""
+    bits = fold_in(seeds, numbers)
+    assert bits is not None
+    return bits >= jnp.uint32(int(rate * 2**32))
 
 
 def _mix(x: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:

@@ -21,6 +21,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, dropout, fold_in
 from cocondenser_jax.model.joint import attend_jointly
 from cocondenser_jax.model.products import float32_product
+from cocondenser_jax.model.sum_norm import NormSettings, add_and_normalize
 
 _FARTHEST = 128  # tokens: from there on all distances share a bucket of the relative bias
 
@@ -67,6 +68,31 @@ def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -
     """LayerNorm; flax computes its statistics in float32 whatever `dtype` is."""
     bias = config.backbone.biases
     return nn.LayerNorm(epsilon=config.layer_norm_eps, use_bias=bias, dtype=dtype, name=name)
+
+
+class SumNorm(nn.Module):
+    """LayerNorm of a residual sum by the kernel of a GPU, with the parameters of `layer_norm`."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        residual_BxLxD: Float[Array, "B L D"],
+        branch_BxLxD: Float[Array, "B L D"],
+        seeds_BxL: UInt32[Array, "B L"] | None,
+    ) -> Float[Array, "B L D"]:
+        """Returns LayerNorm(residual + dropout(branch))."""
+        config = self.config
+        size = (config.hidden_size,)
+        scale_D = self.param("scale", nn.initializers.ones, size)
+        bias_D = None
+        if config.backbone.biases:
+            bias_D = self.param("bias", nn.initializers.zeros, size)
+        settings = NormSettings(config.layer_norm_eps, config.hidden_dropout_prob)
+        return add_and_normalize(
+            residual_BxLxD, branch_BxLxD, (scale_D, bias_D), seeds_BxL, settings
+        )
 
 
 class Embeddings(nn.Module):
@@ -207,9 +233,20 @@ class TransformerLayer(nn.Module):
         all_BxL = jnp.broadcast_to(jnp.arange(length), (n_spans, length))
         numbers_BxQ = all_BxL if rows_BxQ is None else rows_BxQ
 
-        def drop(x_BxQxD: Float[Array, "B Q D"], site: int) -> Float[Array, "B Q D"]:
+        def add(
+            residual_BxQxD: Float[Array, "B Q D"],
+            branch_BxQxD: Float[Array, "B Q D"],
+            site: int,
+            name: str | None = None,
+        ) -> Float[Array, "B Q D"]:
+            """Returns the sum with dropout of the branch; with a name, through its LayerNorm."""
             seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
-            return dropout(x_BxQxD, config.hidden_dropout_prob, seeds_BxQ)
+            if name and self.attention == "gpu":
+                return SumNorm(config, name=name)(residual_BxQxD, branch_BxQxD, seeds_BxQ)
+            sum_BxQxD = residual_BxQxD + dropout(
+                branch_BxQxD, config.hidden_dropout_prob, seeds_BxQ
+            )
+            return norm(name)(sum_BxQxD) if name else sum_BxQxD
 
         read_BxLxD = hidden_BxLxD
         if config.backbone.norm_first and self.number != 0:
@@ -232,13 +269,13 @@ class TransformerLayer(nn.Module):
                 fold_in(seeds_B, 0),
                 bias_BxNxQxL,
             )
-        attended_BxQxD = take_rows(hidden_BxLxD, rows_BxQ) + drop(attended_BxQxD, 1)
+        residual_BxQxD = take_rows(hidden_BxLxD, rows_BxQ)
         if config.backbone.norm_first:
+            attended_BxQxD = add(residual_BxQxD, attended_BxQxD, 1)
             inner_BxQxD = self._feed_forward(norm("mlp_norm")(attended_BxQxD))
-            return attended_BxQxD + drop(inner_BxQxD, 2)
-        attended_BxQxD = norm("attention_norm")(attended_BxQxD)
-        inner_BxQxD = self._feed_forward(attended_BxQxD)
-        return norm("mlp_norm")(attended_BxQxD + drop(inner_BxQxD, 2))
+            return add(attended_BxQxD, inner_BxQxD, 2)
+        attended_BxQxD = add(residual_BxQxD, attended_BxQxD, 1, "attention_norm")
+        return add(attended_BxQxD, self._feed_forward(attended_BxQxD), 2, "mlp_norm")
 
     def _attend(
         self,

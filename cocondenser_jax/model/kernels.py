@@ -27,7 +27,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 
 from cocondenser_jax.model.attention import AttentionSettings
-from cocondenser_jax.model.dropout import Input, fold_in
+from cocondenser_jax.model.dropout import Input, fold_in, keeps
 
 LEAST = float(np.finfo(np.float32).min)  # the score of what is not visible, as in `attend`
 _LANES = 128  # of a TPU's registers
@@ -68,8 +68,7 @@ def attend_whole(
     size = product_BxLx3D.shape[2] // 3 // n_heads
     if seeds_BxN is None:
         seeds_BxN, rate = jnp.zeros((n_spans, n_heads), jnp.uint32), 0.0
-    # In bfloat16 `attend` divides by rounded numbers.
-    scale, kept = (float(np.asarray(x).astype(dtype)) for x in (math.sqrt(size), 1.0 - rate))
+    scale, kept = rounded(math.sqrt(size), dtype), rounded(1.0 - rate, dtype)
     mask_BxL = jnp.asarray(mask_BxL).astype(jnp.int32)
     return _attend(
         Head(n_heads, rate, scale, kept),
@@ -111,7 +110,7 @@ def _context(
     """Returns what the tokens of a span see in one head; the parts are those of `_read_parts`."""
     query_RxH, key_RxH, value_RxH = parts
     weights_RxR = _softmax(query_RxH, key_RxH, visible_1xR).astype(value_RxH.dtype)
-    weights_RxR = drop(head, weights_RxR, kept_RxR)
+    weights_RxR = drop(weights_RxR, kept_RxR, head.kept)
     return dot(weights_RxR, value_RxH, 1, 0).astype(value_RxH.dtype)
 
 
@@ -126,9 +125,9 @@ def _gradients(
     query_RxH, key_RxH, value_RxH = parts
     dtype = value_RxH.dtype
     softmax_RxR = _softmax(query_RxH, key_RxH, visible_1xR)
-    weights_RxR = drop(head, softmax_RxR.astype(dtype), kept_RxR)
+    weights_RxR = drop(softmax_RxR.astype(dtype), kept_RxR, head.kept)
     by_value_RxH = dot(weights_RxR, cotangent_RxH, 0, 0)
-    by_weights_RxR = drop(head, dot(cotangent_RxH, value_RxH, 1, 1), kept_RxR)
+    by_weights_RxR = drop(dot(cotangent_RxH, value_RxH, 1, 1), kept_RxR, head.kept)
     mean_Rx1 = jnp.sum(softmax_RxR * by_weights_RxR, axis=1, keepdims=True)
     by_scores_RxR = (softmax_RxR * (by_weights_RxR - mean_Rx1)).astype(dtype)
     by_query_RxH = dot(by_scores_RxR, key_RxH, 1, 0).astype(dtype).astype(jnp.float32)
@@ -141,13 +140,18 @@ def _softmax(query_RxH: jax.Array, key_RxH: jax.Array, visible_1xR: jax.Array) -
     return powers_RxR / jnp.sum(powers_RxR, axis=1, keepdims=True)
 
 
-def drop(head: Head, x_RxR: jax.Array, kept_RxR: jax.Array | None) -> jax.Array:
-    """Returns weights, or their gradient, with dropout; None for none."""
-    if kept_RxR is None:
-        return x_RxR
+def drop(x_RxC: jax.Array, kept_RxC: jax.Array | None, share: float) -> jax.Array:
+    """Returns numbers, or their gradient, with dropout: the kept ones by `share`; None for all."""
+    if kept_RxC is None:
+        return x_RxC
     # In float32, as XLA divides: Triton has no division in bfloat16.
-    scaled_RxR = x_RxR.astype(jnp.float32) / head.kept
-    return jnp.where(kept_RxR, scaled_RxR, 0.0).astype(x_RxR.dtype)
+    scaled_RxC = x_RxC.astype(jnp.float32) / share
+    return jnp.where(kept_RxC, scaled_RxC, 0.0).astype(x_RxC.dtype)
+
+
+def rounded(number: float, dtype: Any) -> float:
+    """Returns a number as XLA multiplies or divides arrays of a dtype by it."""
+    return float(np.asarray(number).astype(dtype))
 
 
 def _kept(head: Head, seed: jax.Array, n_rows: int) -> Bool[Array, "R R"] | None:
@@ -157,9 +161,8 @@ def _kept(head: Head, seed: jax.Array, n_rows: int) -> Bool[Array, "R R"] | None
     rows_Rx1 = jax.lax.broadcasted_iota(jnp.int32, (n_rows, n_rows), 0)
     columns_RxR = jax.lax.broadcasted_iota(jnp.int32, (n_rows, n_rows), 1)
     seeds_RxR = fold_in(jnp.full((n_rows, n_rows), seed), rows_Rx1)
-    bits_RxR = fold_in(seeds_RxR, columns_RxR)
-    assert bits_RxR is not None
-    return bits_RxR >= jnp.uint32(int(head.rate * 2**32))
+    assert seeds_RxR is not None
+    return keeps(seeds_RxR, columns_RxR, head.rate)
 
 
 def dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:

@@ -113,8 +113,8 @@ def settle_attention(
 ) -> tuple[LossSettings, str]:
     """Returns settings whose attention is `kernel` or `xla`, and a kernel's fault, "" for none.
 
-    Where devices have a kernel, it is tried on one of them, beside XLA, on spans of each length.
-    With `auto`, XLA computes what a kernel with a fault would. Not for what JAX traces.
+    Where devices have kernels, they are tried on one of them, beside XLA, on spans of each length.
+    With `auto`, XLA computes where one of them has a fault. Not for what JAX traces.
 
     Raises:
       UserError: where the settings ask for a kernel of attention, and it has a fault.
@@ -126,10 +126,10 @@ def settle_attention(
     fault = kernel_fault(model_config, settings.dtype, platform, lengths)
     if not fault:
         return settings._replace(attention="kernel"), ""
-    fault = f"the kernel of attention on {devices[0].device_kind}: {fault}"
+    fault = f"on {devices[0].device_kind} the kernel of {fault}"
     if settings.attention == "kernel":
         raise UserError(f"config.train.attention is 'kernel': {fault}; expected auto or xla")
-    log_once(logger, f"{fault}: XLA computes attention instead")
+    log_once(logger, f"{fault}: XLA computes instead")
     return settings._replace(attention="xla"), fault
 
 

@@ -61,7 +61,6 @@ def corpus_contrastive_sum(
     def loss_sum(rows: tuple[jax.Array, jax.Array, jax.Array]) -> Float[Array, ""]:
         vectors_RxD, origins_Rx2, own_R = rows
         allowed_RxA = _may_compare(origins_Rx2, all_Ax2)
-        allowed_RxA &= own_R[:, None] != jnp.arange(all_AxD.shape[0])[None, :]
         logits_RxA = scale * _inner_products(vectors_RxD, all_AxD)
         return jnp.sum(_positive_loss(logits_RxA, allowed_RxA, own_R ^ 1))
 

@@ -347,7 +347,12 @@ def check_batch(
         )
     n_spans = spec.n_rows // n_devices
     if chunk_size == AUTO:
-        chunk_size = kept_chunks = 0  # `fit_chunks` chooses one that fits
+        if kept_chunks not in (0, AUTO):
+            raise UserError(
+                f"config.train.kept_chunks is {kept_chunks}, but config.train.chunk_size is auto:"
+                " expected auto for both, or the spans of a chunk"
+            )
+        chunk_size = kept_chunks = 0  # `fit_chunks` chooses what fits
     if chunk_size and n_spans % chunk_size:
         raise UserError(
             f"config.train.chunk_size {chunk_size} does not divide the {n_spans} spans of a device"

@@ -1,4 +1,4 @@
-"""A kernel of attention tried on a device, beside XLA, before a run computes with it.
+"""The kernels of a network tried on a device, beside XLA, before a run computes with them.
 
 A compiler that has a fault, or a card that the kernels were never run on, would train a wrong model
 and say nothing.
@@ -6,68 +6,126 @@ and say nothing.
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped, UInt32
+from jaxtyping import Array, Float
 
 from cocondenser_jax.errors import whole_message
 from cocondenser_jax.model.attention import AttentionSettings, head_seeds
 from cocondenser_jax.model.blocks import BLOCK
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.encoder import attention_of
+from cocondenser_jax.model.dropout import dropout
+from cocondenser_jax.model.encoder import attention_of, layer_norm
 from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
+from cocondenser_jax.model.sum_norm import NormSettings, add_and_normalize
 
-# From the arrays of `Arrays`, but for the cotangent, and the settings, to `context_BxLxD`.
+# From the arrays of a trial, by name, and what has no gradient.
+Function = Callable[[dict[str, jax.Array], Any], jax.Array]
+# From queries, keys and values, biases, mask, seeds and settings, see `joint.attend_jointly`.
 Attention = Callable[[Any, Any, Any, Any, AttentionSettings], Float[Array, "B L D"]]
 # Of the norm of what XLA gives. Interpreted in bfloat16, the gradients of queries differ by 0.0045,
 # by blocks by 0.0086; XLA's own are 0.0072 from those of float32. Accelerators round the operands
 # of float32 products, too.
 _TOLERANCE = 0.02
 _LONGEST = 512  # tokens
+_NORM_LENGTH = 33  # tokens of each span, whose rows fill no program
 
 
-class Arrays(NamedTuple):
-    """What an attention is tried with: spans of a full length, and of less."""
+class Trial(NamedTuple):
+    """What a kernel and XLA compute, of the same arrays."""
 
-    product_BxLx3D: Float[Array, "B L D3"]
-    bias_3D: Float[Array, " D3"] | None
-    mask_BxL: Shaped[Array, "B L"]
-    seeds_BxN: UInt32[Array, "B N"] | None
-    cotangent_BxLxD: Float[Array, "B L D"]
+    kernel: Function
+    xla: Function
+    arrays: dict[str, jax.Array]  # by name, whose gradients are compared
+    others: Any
+    cotangent: jax.Array
 
 
-def draw_arrays(settings: AttentionSettings, size: int, length: int, dtype: str) -> Arrays:
-    """Returns arrays for heads of `size` numbers, with scores that differ."""
+def attention_trial(
+    kernel: Attention,
+    settings: AttentionSettings,
+    shape: tuple[int, int],
+    dtype: str,
+    has_biases: bool = True,
+) -> Trial:
+    """Returns the trial of an attention on spans of a full length, and of less.
+
+    Args:
+      kernel: the attention.
+      settings: of a layer.
+      shape: tokens of the full length, and the size of a head.
+      dtype: of the arrays.
+      has_biases: whether queries, keys and values have biases.
+    """
     rng = np.random.default_rng(0)
-    n_tokens_B = np.array([length, length // 2, 3])
-    shape = len(n_tokens_B), length, settings.n_heads * size
-    mask_BxL = np.arange(length) < n_tokens_B[:, None]
-    seeds_B = jnp.asarray(rng.integers(2**32, size=len(n_tokens_B), dtype=np.uint32))
-    return Arrays(
-        product_BxLx3D=jnp.asarray(rng.normal(size=(*shape[:2], 3 * shape[2])), dtype),
-        bias_3D=jnp.asarray(rng.normal(size=3 * shape[2]), jnp.float32),
-        mask_BxL=jnp.asarray(mask_BxL),
-        seeds_BxN=head_seeds(seeds_B if settings.rate else None, settings.n_heads),
-        # Nobody reads what a row of padding sees.
-        cotangent_BxLxD=jnp.asarray(rng.normal(size=shape) * mask_BxL[:, :, None], dtype),
-    )
+    length, size = shape
+    lengths_B = np.array([length, length // 2, 3])
+    mask_BxL = jnp.asarray(np.arange(length) < lengths_B[:, None])
+    seeds_B = jnp.asarray(rng.integers(2**32, size=len(lengths_B), dtype=np.uint32))
+    of_rows = len(lengths_B), length, settings.n_heads * size
+    parts = "queries", "keys", "values"
+    arrays = {name: _normal(rng, of_rows, dtype) for name in parts}
+    if has_biases:
+        arrays["biases"] = _normal(rng, (3 * of_rows[2],), "float32")
+
+    def by(attention: Attention) -> Function:
+        def compute(arrays: dict[str, jax.Array], others: Any) -> jax.Array:
+            mask_BxL, seeds_BxN = others
+            product_BxLx3D = jnp.concatenate([arrays[name] for name in parts], axis=-1)
+            context_BxLxD = attention(
+                product_BxLx3D, arrays.get("biases"), mask_BxL, seeds_BxN, settings
+            )
+            # Nobody reads what a row of padding sees.
+            return jnp.where(mask_BxL[:, :, None], context_BxLxD, 0)
+
+        return compute
+
+    others = mask_BxL, head_seeds(seeds_B if settings.rate else None, settings.n_heads)
+    cotangent_BxLxD = _normal(rng, of_rows, dtype)
+    return Trial(by(kernel), by(attend_jointly_by_xla), arrays, others, cotangent_BxLxD)
 
 
-def find_fault(
-    kernel: Attention, xla: Attention, arrays: Arrays, settings: AttentionSettings
-) -> str:
+def norm_trial(config: ModelConfig, dtype: str) -> Trial:
+    """Returns the trial of the kernel of residual sums and their LayerNorm."""
+    rng = np.random.default_rng(0)
+    rate = config.hidden_dropout_prob
+    shape = 3, _NORM_LENGTH, config.hidden_size
+    arrays = {name: _normal(rng, shape, dtype) for name in ("residuals", "branches")}
+    weights = ("scale", "bias") if config.backbone.biases else ("scale",)
+    arrays |= {name: _normal(rng, shape[2:], "float32") for name in weights}
+    seeds_BxL = jnp.asarray(rng.integers(2**32, size=shape[:2], dtype=np.uint32))
+
+    def by_kernel(arrays: dict[str, jax.Array], seeds_BxL: Any) -> jax.Array:
+        terms = arrays["residuals"], arrays["branches"]
+        settings = NormSettings(config.layer_norm_eps, rate)
+        return add_and_normalize(*terms, (arrays["scale"], arrays.get("bias")), seeds_BxL, settings)
+
+    def by_xla(arrays: dict[str, jax.Array], seeds_BxL: Any) -> jax.Array:
+        sums_BxLxD = arrays["residuals"] + dropout(arrays["branches"], rate, seeds_BxL)
+        params = {name: arrays[name] for name in weights}
+        norm = layer_norm(config, jnp.dtype(dtype))
+        return cast(jax.Array, norm.apply({"params": params}, sums_BxLxD))
+
+    return Trial(by_kernel, by_xla, arrays, seeds_BxL, _normal(rng, shape, dtype))
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    return jnp.asarray(rng.normal(size=shape), dtype)
+
+
+def find_fault(trial: Trial) -> str:
     """Returns what is wrong with a kernel on the first device of this host, "" if nothing is.
 
     Its output and its gradient must be those of XLA, up to the rounding of the arrays' dtype. What
     Pallas, Triton or Mosaic raises is a fault, too.
     """
-    expected = with_gradient(xla, arrays, settings)
+    expected = with_gradient(trial.xla, trial)
     try:
-        found = with_gradient(kernel, arrays, settings)
+        found = with_gradient(trial.kernel, trial)
     except Exception as error:  # each compiler has its own
         return f"it fails: {whole_message(error)}"
     differences = {name: _difference(found[name], expected[name]) for name in expected}
@@ -80,31 +138,17 @@ def find_fault(
     )
 
 
-def with_gradient(
-    attention: Attention, arrays: Arrays, settings: AttentionSettings
-) -> dict[str, np.ndarray]:
-    """Returns the output of an attention and its gradients, by name, without rows of padding."""
+def with_gradient(function: Function, trial: Trial) -> dict[str, np.ndarray]:
+    """Returns the output of a function of a trial's arrays, and its gradients, by name."""
 
     @jax.jit
-    def compute(arrays: Arrays) -> tuple[jax.Array, ...]:
-        def attend(product_BxLx3D: jax.Array, bias_3D: jax.Array | None) -> jax.Array:
-            return attention(product_BxLx3D, bias_3D, arrays.mask_BxL, arrays.seeds_BxN, settings)
+    def compute(arrays: Any, others: Any, cotangent: Any) -> tuple[jax.Array, Any]:
+        output, pull_back = jax.vjp(lambda arrays: function(arrays, others), arrays)
+        return output, pull_back(cotangent)[0]
 
-        context_BxLxD, pull_back = jax.vjp(attend, arrays.product_BxLx3D, arrays.bias_3D)
-        return (context_BxLxD, *pull_back(arrays.cotangent_BxLxD))
-
-    context_BxLxD, by_product_BxLx3D, by_bias_3D = jax.device_get(compute(arrays))
-    context_BxLxD = np.float32(context_BxLxD) * np.asarray(arrays.mask_BxL)[:, :, None]
-    query, key, value = np.split(np.float32(by_product_BxLx3D), 3, axis=-1)
-    found: dict[str, np.ndarray] = {
-        "output": context_BxLxD,
-        "gradient of queries": query,
-        "gradient of keys": key,
-        "gradient of values": value,
-    }
-    if by_bias_3D is not None:
-        found["gradient of biases"] = np.asarray(by_bias_3D, np.float32)
-    return found
+    output, by_arrays = jax.device_get(compute(trial.arrays, trial.others, trial.cotangent))
+    found = {"output": output} | {f"gradient of {name}": x for name, x in by_arrays.items()}
+    return {name: np.asarray(x, np.float32) for name, x in found.items()}
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -115,21 +159,28 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 @functools.cache
 def kernel_fault(config: ModelConfig, dtype: str, platform: str, lengths: tuple[int, ...]) -> str:
-    """Returns what is wrong with a platform's kernel for a network, "" if nothing is.
+    """Returns which of a platform's kernels for a network is wrong, and why, "" if none is."""
+    for name, trial in _trials(config, dtype, platform, lengths):
+        if fault := find_fault(trial):
+            return f"{name}: {fault}"
+    return ""
 
-    It is tried as the layers that compute all rows call it, on spans of each length, or of the last
-    tokens of a longer one.
+
+def _trials(
+    config: ModelConfig, dtype: str, platform: str, lengths: tuple[int, ...]
+) -> Iterator[tuple[str, Trial]]:
+    """Yields the trials of a platform's kernels, as the layers that compute all rows call them.
+
+    Spans have each of the lengths, or the last tokens of a longer one.
     """
     kernel = functools.partial(attend_jointly, platform=platform)
     size = config.hidden_size // config.num_attention_heads
     kinds = {attention_of(config, number) for number in range(config.num_hidden_layers)}
     for settings, length in itertools.product(kinds, sorted(set(map(_shortened, lengths)))):
-        arrays = draw_arrays(settings, size, length, dtype)
-        if not config.backbone.biases:
-            arrays = arrays._replace(bias_3D=None)
-        if fault := find_fault(kernel, attend_jointly_by_xla, arrays, settings):
-            return f"at {length} tokens {fault}"
-    return ""
+        of_kind = attention_trial(kernel, settings, (length, size), dtype, config.backbone.biases)
+        yield f"attention, {length} tokens", of_kind
+    if platform == "gpu" and not config.backbone.norm_first:
+        yield "LayerNorm", norm_trial(config, dtype)
 
 
 def _shortened(length: int) -> int:

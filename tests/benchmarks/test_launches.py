@@ -49,7 +49,7 @@ def printed_by(*arguments):
 
 # By XLA alone it is 75 and 81 launches, 4,447 and 4,573 MB.
 @pytest.mark.parametrize(
-    ("rate", "most_launches", "most_megabytes"), [(0.0, 47, 2_670), (0.1, 49, 2_720)]
+    ("rate", "most_launches", "most_megabytes"), [(0.0, 39, 2_550), (0.1, 41, 2_600)]
 )
 def test_a_layer_of_bert_base_stays_within_its_budget(rate, most_launches, most_megabytes):
     """Of 128 spans, with its gradient."""
@@ -72,8 +72,8 @@ def test_the_papers_step_stays_within_its_budget():
     passes = [line.partition(" launches, ")[2] for line in lines if "chunk" in line]
     n_launches = sum(int(line.rpartition(": ")[2].replace(",", "")) for line in kinds)
     written = sum(float(each.split()[0]) for each in passes)
-    assert n_launches <= 57_000
-    assert written / 64 <= 0.161
+    assert n_launches <= 48_000
+    assert written / 64 <= 0.153
 
 
 KERNEL = """
@@ -98,7 +98,24 @@ mapped.lower(*arrays).compile(machine.options)
 """
 
 LOCAL = 64, 1e4  # window and rotary positions
-
+NORM = """
+import jax, jax.numpy as jnp
+from cocondenser_jax.model.sum_norm import NormSettings, add_and_normalize
+from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
+prepare_to_plan()
+machine = find_machine("{machine}")
+place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+def both(hidden, branch, scale, bias, seeds, cotangent):
+    normalize = lambda *terms: add_and_normalize(
+        terms[0], terms[1], terms[2:], seeds, NormSettings(1e-12, 0.1))
+    out, pull_back = jax.vjp(normalize, hidden, branch, scale, bias)
+    return out, pull_back(cotangent)
+shape = jax.ShapeDtypeStruct
+rows, weights = shape((8, 128, 768), jnp.bfloat16), shape((768,), jnp.float32)
+arrays = rows, rows, weights, weights, shape((8, 128), jnp.uint32), rows
+mapped = jax.jit(both, in_shardings=place, out_shardings=place)
+mapped.lower(*arrays).compile(machine.options)
+"""
 
 MACHINES = [("h100-1", 112), ("h100-1", 1000), ("v5e-8", 112)]
 if os.environ.get("PLAN_GPU") == "all":
@@ -107,28 +124,32 @@ if os.environ.get("PLAN_GPU") == "all":
 
 
 @pytest.mark.parametrize(("machine", "length"), MACHINES)
-def test_attentions_kernels_are_compiled_for_machines_that_are_not_here(machine, length):
+def test_the_kernels_are_compiled_for_machines_that_are_not_here(machine, length):
     is_tpu = machine.startswith("v")
     pytest.importorskip("libtpu" if is_tpu else "jax_plugins.xla_cuda13")
     platform, more = "tpu" if is_tpu else "gpu", LOCAL if length > 512 else ()
     program = KERNEL.format(machine=machine, platform=platform, length=length, more=more)
-    subprocess.run([sys.executable, "-c", program], env=clean(), check=True, capture_output=True)
+    programs = [program] if is_tpu else [program, NORM.format(machine=machine)]
+    for each in programs:
+        subprocess.run([sys.executable, "-c", each], env=clean(), check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
-    ("length", "kernel", "most_spilled"), [(128, "attention", 84), (1000, "block_attention", 0)]
+    ("kernel", "length", "most_spilled"),
+    [("attention", 128, 84), ("block_attention", 1000, 0), ("norm", 0, 0)],
 )
-def test_attentions_kernels_keep_their_numbers_in_registers(length, kernel, most_spilled, tmp_path):
+def test_the_kernels_keep_their_numbers_in_registers(kernel, length, most_spilled, tmp_path):
     """On an H100, as NVIDIA's assembler says: bytes that spill from registers to memory."""
     pytest.importorskip("jax_plugins.xla_cuda13")
     (assembler,) = Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/ptxas")
     more = LOCAL if length > 512 else ()
-    program = KERNEL.format(machine="h100-1", platform="gpu", length=length, more=more)
+    of_kind = NORM if kernel == "norm" else KERNEL
+    program = of_kind.format(machine="h100-1", platform="gpu", length=length, more=more)
     environment = clean(XLA_FLAGS=f"--xla_dump_to={tmp_path}")
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     spilled = {}
     for path in tmp_path.glob("*.ptx"):
-        if not (found := re.search(r"\.entry ((?:block_)?attention\w*)", path.read_text())):
+        if not (found := re.search(rf"\.entry ({kernel}\w*)", path.read_text())):
             continue
         command = [str(assembler), "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
         said = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from cocondenser_jax.model.attention import AttentionSettings, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
 from cocondenser_jax.model.layout import why_no_kernel
-from cocondenser_jax.pretrain.trial import draw_arrays, with_gradient
+from cocondenser_jax.pretrain.trial import attention_trial, norm_trial, with_gradient
 from tests.world import relative_error
 
 N_HEADS = 4
@@ -89,15 +89,24 @@ def test_blocks_are_the_attention_of_xla(
     monkeypatch.setattr(blocks, "BLOCK", 16)
     monkeypatch.setattr(joint, "GPU_LENGTH", 16)
     settings = AttentionSettings(N_HEADS, rate, width, base)
-    arrays = draw_arrays(settings, size, length, dtype)
-    if not biases:
-        arrays = arrays._replace(bias_3D=None)
-    found = with_gradient(functools.partial(attend_jointly, platform="gpu"), arrays, settings)
-    expected = with_gradient(attend_jointly_by_xla, arrays, settings)
-    for name, value in expected.items():
+    by_gpu = functools.partial(attend_jointly, platform="gpu")
+    trial = attention_trial(by_gpu, settings, (length, size), dtype, biases)
+    found = with_gradient(trial.kernel, trial)
+    for name, value in with_gradient(trial.xla, trial).items():
         # XLA's own gradient of queries is 0.0072 from that of float32.
         tolerance = 1e-6 if dtype == "float32" else 5e-3 if name == "output" else 1e-2
         assert relative_error(found[name], value) <= tolerance, name
+
+
+# Columns that fill no power of two, and rows that fill no program.
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_is_the_sum_and_layer_norm_of_xla(dtype, rate):
+    config = ModelConfig(vocab_size=16, hidden_size=48, hidden_dropout_prob=rate)
+    trial = norm_trial(config, dtype)
+    found = with_gradient(trial.kernel, trial)
+    for name, value in with_gradient(trial.xla, trial).items():
+        assert relative_error(found[name], value) <= (1e-6 if dtype == "float32" else 5e-3), name
 
 
 def test_a_window_skips_blocks():

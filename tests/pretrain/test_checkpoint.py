@@ -292,6 +292,14 @@ def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path
         checkpoint.open_run(tmp_path / "other", *arguments[1:])
 
 
+def test_a_run_says_how_it_is_computed_now(config, tmp_path):
+    store = open_store(Path(config.data.store))
+    arguments = tmp_path, resolve(config, store), model_of(config, store), store, {}
+    for computed in ({"attention": "kernel"}, {"attention": "xla", "fault": "NaN"}):
+        checkpoint.open_run(*arguments, computed)
+        assert json.loads((tmp_path / "run.json").read_text())["computed"] == computed
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

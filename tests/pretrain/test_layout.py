@@ -151,3 +151,6 @@ def test_more_kept_chunks_than_there_are_are_refused(config):
     check_batch(spec, 2, 16, 8, kept_chunks=2)
     with pytest.raises(UserError, match="kept_chunks is 3, but a device has 2 chunks"):
         check_batch(spec, 2, 16, 8, kept_chunks=3)
+    check_batch(spec, "auto", 16, 8, kept_chunks="auto")
+    with pytest.raises(UserError, match=r"kept_chunks is 2, but config\.train\.chunk_size is auto"):
+        check_batch(spec, "auto", 16, 8, kept_chunks=2)

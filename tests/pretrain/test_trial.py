@@ -1,4 +1,4 @@
-"""A kernel of attention is tried beside XLA before a run computes with it; here, interpreted."""
+"""Kernels are tried beside XLA before a run computes with them; here, interpreted."""
 
 import functools
 import json
@@ -10,13 +10,13 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import log_once
-from cocondenser_jax.model import kernels
+from cocondenser_jax.model import kernels, sum_norm
 from cocondenser_jax.model.attention import AttentionSettings
-from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
+from cocondenser_jax.model.joint import attend_jointly
 from cocondenser_jax.pretrain import trial
 from cocondenser_jax.pretrain.devices import settle_attention
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.trial import draw_arrays, find_fault
+from cocondenser_jax.pretrain.trial import attention_trial, find_fault, kernel_fault
 from tests.pretrain.test_step import changed
 from tests.world import interpret_kernels, model_of, read_metrics, step_of, write_experiment
 
@@ -53,8 +53,7 @@ def not_compiled(*_):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_right_kernel_has_no_fault(dtype):
-    arrays = draw_arrays(SETTINGS, 16, 24, dtype)
-    assert find_fault(BY_GPU, attend_jointly_by_xla, arrays, SETTINGS) == ""
+    assert find_fault(attention_trial(BY_GPU, SETTINGS, (24, 16), dtype)) == ""
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,7 @@ def test_a_right_kernel_has_no_fault(dtype):
     ],
 )
 def test_a_wrong_kernel_has_a_fault_that_is_named(kernel, said):
-    arrays = draw_arrays(SETTINGS, 16, 24, "bfloat16")
-    assert said in find_fault(kernel, attend_jointly_by_xla, arrays, SETTINGS)
+    assert said in find_fault(attention_trial(kernel, SETTINGS, (24, 16), "bfloat16"))
 
 
 def computed(workdir):
@@ -99,13 +97,21 @@ def test_a_run_does_without_a_wrong_kernel(config, tmp_path, caplog, broken):
     train(changed(config, train__steps=1), tmp_path / "run")
     found = computed(tmp_path / "run")
     assert found["attention"] == "xla"
-    said = "the kernel of attention on cpu: at 14 tokens its output differs from XLA's by 1 of"
+    said = "on cpu the kernel of attention, 14 tokens: its output differs from XLA's by 1 of"
     assert found["fault"].startswith(said)
     (warned,) = (x.message for x in caplog.records if x.levelno >= logging.WARNING)
-    assert warned == f"{found['fault']}: XLA computes attention instead"
+    assert warned == f"{found['fault']}: XLA computes instead"
     train(changed(config, train__steps=1, train__attention="xla"), tmp_path / "xla")
     by_xla, instead = (read_metrics(tmp_path / name)[0]["loss"] for name in ("xla", "run"))
     assert instead == by_xla
+
+
+def test_the_kernel_of_sums_and_layer_norm_is_tried_too(config, monkeypatch):
+    config = changed(config, model__hidden_dropout_prob=0.1)
+    model_config = model_of(config, open_store(config.data.store))
+    monkeypatch.setattr(sum_norm, "_share", lambda *_: 1.0)
+    fault = kernel_fault(model_config, "float32", "gpu", (16,))
+    assert fault.startswith("LayerNorm: its ")
 
 
 def test_a_wrong_kernel_that_was_asked_for_ends_the_run(config, tmp_path, capsys, broken):
@@ -115,7 +121,7 @@ def test_a_wrong_kernel_that_was_asked_for_ends_the_run(config, tmp_path, capsys
     assert main(command) == 2
     (line,) = (x for x in capsys.readouterr().err.splitlines() if "cocondenser: " in x)
     assert line.startswith(
-        "cocondenser: config.train.attention is 'kernel': the kernel of attention on cpu: at 14"
+        "cocondenser: config.train.attention is 'kernel': on cpu the kernel of attention, 14 tokens"
     )
     assert line.endswith("expected at most 0.02; expected auto or xla")
     assert not (tmp_path / "run" / "run.json").exists()

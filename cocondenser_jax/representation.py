@@ -67,19 +67,19 @@ class Representation(NamedTuple):
         return self._replace(normalized=self.is_cosine)
 
     def full_size(self, hidden_size: int) -> int:
-        """Returns the dimensions of a vector before it is cut, of a network of a hidden size."""
+        """Returns the dimension of a vector before truncation, for a network's hidden size."""
         return self.dense[-1].out_features if self.dense else hidden_size
 
     def vector_size(self, hidden_size: int) -> int:
-        """Returns the dimensions of a vector, of a network of a hidden size."""
+        """Returns the dimension of a vector, for a network's hidden size."""
         return self.sizes[0] if self.sizes else self.full_size(hidden_size)
 
     def is_cut(self, hidden_size: int) -> bool:
-        """Whether a vector leaves numbers out that the network makes."""
+        """Whether vectors are truncated."""
         return self.vector_size(hidden_size) < self.full_size(hidden_size)
 
     def reading_as(self, other: "Representation") -> "Representation":
-        """Returns these vectors of texts that are read as another's: its prompts, its limits."""
+        """Returns this representation with the prompts and limits of another one."""
         return self._replace(
             prompts=other.prompts,
             default_prompt=other.default_prompt,
@@ -95,7 +95,7 @@ class Representation(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a user says of a model's vectors in place of what its folder says; None: as it says."""
+    """Overrides of a model folder's representation; None keeps the folder's own value."""
 
     pooling: Pooling | None = None
     similarity: Similarity | None = None

@@ -79,7 +79,7 @@ SETTINGS = {
         2,
         _within("n_head_layers")._replace(low=1),
         "layers",
-        "depth of the Condenser head, where the objective has one",
+        "depth of the Condenser head, if the objective has one",
     ),
     "model.skip_from": Setting(
         6,
@@ -92,22 +92,22 @@ SETTINGS = {
         "own",
         ("own", *SPELLINGS),
         "",
-        "the vector that is trained: the last layer at [CLS] or its mean, as it is or of length 1"
-        " (cosine); own: as in the warm start's folder, else cls",
+        "the trained vector: [CLS] or the mean of the last layer, as it is or normalized (cosine);"
+        " own: as in the warm start's folder, otherwise cls",
     ),
     "model.scale": Setting(
         0.0,
         Interval(0),
         "",
-        "factor of scores in a contrastive loss, 1 / temperature; 0: that of the run which is"
-        " started from, else 20 for cosines and 1 for inner products",
+        "factor of the scores in a contrastive loss, 1 / temperature; 0: that of the warm start,"
+        " otherwise 20 for cosines and 1 for inner products",
     ),
     "model.sizes": Setting(
         (),
         ListOf(int, Interval(1)),
         "",
-        "dimensions that are used of a vector, the largest first, such as [384,192,96]: a"
-        " contrastive loss trains each; []: as many as in the folder which is started from",
+        "sizes to which vectors may be cut, the largest first, such as [384,192,96]: a contrastive"
+        " loss trains each; []: only the size of the warm start",
     ),
     # The loss and how it is computed.
     "train.objective": Setting(
@@ -121,7 +121,7 @@ SETTINGS = {
         8.0, Interval(1e-6), "epochs", "length of the run: passes over the store"
     ),
     "train.least_steps": Setting(
-        0, Interval(0), "steps", "the shortest run where epochs decide: they may be few steps"
+        0, Interval(0), "steps", "minimum length of a run whose length epochs decide"
     ),
     "train.steps": Setting(0, Interval(0), "steps", "length of the run; 0: epochs decide"),
     "train.mlm_weight": Setting(1.0, Interval(0), "", "weight of the MLM loss"),
@@ -132,30 +132,30 @@ SETTINGS = {
         64,
         OrAuto(Interval(0)),
         "spans",
-        "per forward pass on a device; 0: the whole batch at once; auto: what its memory holds,"
+        "per forward pass on a device; 0: the whole batch at once; auto: as many as fit in memory,"
         " on a CPU up to 64",
     ),
     "train.kept_chunks": Setting(
         0,
         OrAuto(Interval(0)),
         "chunks",
-        "of a device that a contrastive loss computes once, and keeps for their gradient; the"
-        " others twice; auto: what its memory holds, on a CPU 0",
+        "chunks of a device that a contrastive loss keeps in memory and computes once; the others"
+        " are computed twice; auto: as many as fit in memory, on a CPU 0",
     ),
     "train.attention": Setting(
         AUTO,
         (AUTO, "xla", "kernel"),
         "",
-        "what computes it, and on a GPU the LayerNorm after it; auto: a kernel, where NVIDIA GPUs"
-        " since Ampere and TPUs since v4 have one for the network and the length",
+        "how it is computed, and on a GPU the LayerNorm after it; auto: with a kernel, if NVIDIA"
+        " GPUs since Ampere or TPUs since v4 have one for the network and the length",
     ),
     "train.skip_nonfinite": Setting(
-        0, Interval(0), "steps", "NaN or infinite steps that a run may skip"
+        0, Interval(0), "steps", "with a NaN or infinite loss or gradient that a run may skip"
     ),
     "train.dtype": Setting(
         "bfloat16", ("bfloat16", "float32"), "", "type of activations; parameters are float32"
     ),
-    "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak"),
+    "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak learning rate"),
     "optimizer.schedule": Setting(
         "linear",
         ("linear", "stable"),
@@ -166,12 +166,14 @@ SETTINGS = {
         0.1, Interval(0, 1), "of all steps", "decay to 0 at the end of a stable schedule"
     ),
     "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
-    "optimizer.weight_decay": Setting(0.01, Interval(0, 1), "", "none on biases and LayerNorm"),
+    "optimizer.weight_decay": Setting(
+        0.01, Interval(0, 1), "", "AdamW; none on biases and LayerNorm"
+    ),
     "optimizer.clip_norm": Setting(1.0, Interval(1e-6), "", "largest global norm of the gradient"),
     "optimizer.b1": Setting(0.9, Interval(0, 0.999999), "", "Adam's β₁"),
     "optimizer.b2": Setting(0.999, Interval(0, 0.999999), "", "Adam's β₂"),
     "optimizer.eps": Setting(1e-8, Interval(1e-30, 1), "", "Adam's ε"),
-    "checkpoint.every": Setting(2_000, Interval(1), "steps", "between two checkpoints"),
+    "checkpoint.every": Setting(2_000, Interval(1), "steps", "interval between checkpoints"),
     "checkpoint.keep": Setting(
         2,
         Interval(2),
@@ -180,19 +182,19 @@ SETTINGS = {
     ),
     # The probe; docs/probe.md says how to read it.
     "probe.every": Setting(
-        2_000, Interval(0), "steps", "between two probes; 0: none, and no document is held out"
+        2_000, Interval(0), "steps", "interval between probes; 0: no probe, no held-out documents"
     ),
     "probe.documents": Setting(
         512, Interval(0), "documents", "held out for the probe; at most a tenth of all"
     ),
-    "probe.data": Setting("", None, "", "a BEIR or MS MARCO folder that the probe searches, too"),
+    "probe.data": Setting("", None, "", "a BEIR or MS MARCO folder that the probe also searches"),
     "probe.split": Setting("test", None, "", "which queries and judgments of probe.data to use"),
     "probe.passages": Setting(
         5_000, Interval(0), "passages", "searched in probe.data, all relevant ones included; 0: all"
     ),
-    "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
+    "log_every": Setting(50, Interval(1), "steps", "interval between lines of metrics"),
     "tracker": Setting(
-        "none", TRACKERS, "", "what gets the metrics beside metrics.jsonl, see docs/python.md"
+        "none", TRACKERS, "", "where metrics go besides metrics.jsonl, see docs/python.md"
     ),
 }
 

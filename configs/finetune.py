@@ -62,20 +62,22 @@ from cocondenser_jax.representation import POOLINGS, Similarity
 # What fine-tuning has, whatever its task.
 GENERAL = {
     "seed": Setting(42, Interval(0), "", "order, negatives, dropout, new heads"),
-    "log_every": Setting(50, Interval(1), "steps", "between two lines of metrics"),
+    "log_every": Setting(50, Interval(1), "steps", "interval between lines of metrics"),
     "tracker": Setting(
         "none", TRACKERS, "", "what gets the metrics beside metrics.jsonl, see docs/python.md"
     ),
 }
 DATA = {
     "data.folder": Setting("", GIVEN, "", "folder in BEIR or MS MARCO layout"),
-    "data.split": Setting("train", GIVEN, "", "the judgments: qrels/SPLIT.tsv and the like"),
+    "data.split": Setting(
+        "train", GIVEN, "", "split whose judgments are used: qrels/SPLIT.tsv or similar"
+    ),
     "data.train_queries": Setting(
         0, Interval(0), "queries", "a random sample of the split; 0: all"
     ),
     "data.batch_size": Setting(8, Interval(1), "queries", "per step, over all processes"),
     "data.negatives_run": Setting("", None, "", "TREC run to sample negatives from"),
-    "data.negatives_per_query": Setting(7, Interval(0), "passages", "sampled again every epoch"),
+    "data.negatives_per_query": Setting(7, Interval(0), "passages", "resampled every epoch"),
     "data.negatives_depth": Setting(200, Interval(1), "passages", "per query, to sample from"),
     "data.loader_workers": Setting(
         0, Interval(0, 64), "processes", "that prepare batches; on a GPU, use 2 or more"
@@ -84,17 +86,19 @@ DATA = {
 MODEL = {"model.folder": Setting("", GIVEN, "", "transformer or retriever: a folder or hub name")}
 TRAINING = {
     "train.epochs": Setting(3, Interval(1), "epochs", "passes over the training rows"),
-    "train.max_steps": Setting(0, Interval(0), "steps", "ends the run earlier; 0: epochs decide"),
+    "train.max_steps": Setting(
+        0, Interval(0), "steps", "maximum length of the run; 0: epochs decide"
+    ),
     "train.precision": Setting(
         "auto", ("auto", "float32", "bfloat16"), "", "auto: bfloat16 on a GPU that has it"
     ),
-    "optimizer.learning_rate": Setting(2e-5, Interval(0, 1), "", "peak; linear decay to 0"),
+    "optimizer.learning_rate": Setting(2e-5, Interval(0, 1), "", "peak, then linear decay to 0"),
     "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
     "optimizer.weight_decay": Setting(
         0.01, Interval(0, 1), "", "AdamW; none on biases and LayerNorm"
     ),
     "checkpoint.every": Setting(
-        2000, Interval(0), "steps", "between two; 0: only the best, and a killed run starts over"
+        2000, Interval(0), "steps", "interval; 0: keep only the best, and a killed run starts over"
     ),
 }
 SETTINGS = {
@@ -129,13 +133,13 @@ SETTINGS = {
     "model.passage_length": Setting(
         128, Interval(3), "tokens", "longest passage, prompt and title included"
     ),
-    "model.query_prompt": Setting("", None, "", "put before every query; '': the folder's own"),
-    "model.passage_prompt": Setting("", None, "", "put before every passage; '': the folder's own"),
+    "model.query_prompt": Setting("", None, "", "text before each query; '': the folder's own"),
+    "model.passage_prompt": Setting("", None, "", "text before each passage; '': the folder's own"),
     "model.title_separator": Setting(
         "",
         None,
         "",
-        "put between a passage's title and text, such as [SEP]; '': the folder's own, else a space",
+        "separator of title and text, such as [SEP]; '': the folder's own, otherwise a space",
     ),
     "loss.name": Setting(
         "contrastive",
@@ -157,7 +161,7 @@ SETTINGS = {
         (),
         ListOf(int, Interval(1)),
         "",
-        "dimensions that are used of a vector, the largest first, such as [768,256]: the loss is"
+        "sizes to which vectors may be cut, the largest first, such as [768,256]: the loss is"
         " the sum of the losses for each; []: as many as in the folder",
     ),
     "loss.chunk_size": Setting(
@@ -169,7 +173,7 @@ SETTINGS = {
         0,
         Interval(0),
         "steps",
-        "between two evaluations, of which the best model is kept; 0: none, keep the last model",
+        "interval between evaluations; the best model is kept; 0: none, keep the last model",
     ),
     "eval.split": Setting("dev", GIVEN, "", "the judgments to evaluate on"),
     "eval.run": Setting(

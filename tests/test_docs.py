@@ -151,6 +151,57 @@ def test_the_project_has_one_description():
     assert PROGRAM.help == build_site.DESCRIPTION == description
 
 
+def read(page):
+    """Returns the text of a page."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def results(name):
+    """Returns the rows of a file of measurements."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def test_the_numbers_of_the_first_page_are_those_of_the_result_files():
+    page = read("README.md")
+    gpu = {(r["part"], r["setting"], r["measure"]): r["value"] for r in results("gpu")}
+    chunks = {n: ("step", f"chunks of {n}, bfloat16") for n in (64, 128, 256)}
+    rate = {n: gpu[*step, "spans/s"] for n, step in chunks.items()}
+    compiled = gpu["PyTorch, compiled", chunks[128][1], "spans/s"]
+    gib = {n: gpu[*step, "peak MiB"] / 1024 for n, step in chunks.items()}
+    ratios = [row["times PyTorch"] for row in results("step") if row["size"] == "4x256"]
+    v3 = re.search(r"^\| v3-8 \| (\S+) \|.* (\S+) \|$", read("docs/plan.md"), re.MULTILINE)
+    rows = re.findall(r"^\| as published(?: \+ BM25)? \|(.*)\|$", read("docs/results.md"), re.M)
+    alone, fused = ([float(cell.strip(" *")) for cell in row.split("|")] for row in rows[:2])
+    gains = [after - before for before, after in zip(alone, fused, strict=True)]
+    for words in (
+        f"in {gib[64]:.0f} GiB of one GPU",
+        f"takes {12_552 * 4_096 / rate[256] / 3_600:.1f} hours on one H200",
+        f"{rate[128] / compiled:.1f} times as fast as compiled PyTorch, at"
+        f" {100 * gpu[*chunks[128], 'of the matmul peak']:.0f} % of the measured matmul peak",
+        f"trains {min(ratios):.1f} to {max(ratios):.1f} times as fast",
+        f"takes {4_096 / rate[128]:.2f} s and {gib[128]:.0f} GiB",
+        f"needs {float(v3[1]):.1f} of the 16 GiB",
+        f"at least {float(v3[2]):.1f} hours",
+        f"by −{-min(gains):.2f} to +{max(gains):.2f}",
+    ):
+        assert words in page, words
+    far = {row["run"]: row.get("1 - cosine, largest") for row in results("release_training")}
+    assert "agree with the release's to 1e-10 and Condenser's to 8e-5" in page
+    assert max(value for run, value in far.items() if "stage 2" in run) < 1.5e-10
+    assert 7.5e-5 < far["stage 1 (Condenser)"] < 8.5e-5
+    assert "survived 50 kills" in page
+    kills = [results("soak")[-1], *results("soak_commands")]
+    assert {(row["kills"], row["survived"]) for row in kills} == {(50, 50)}
+
+
+def test_the_table_of_the_first_page_is_that_of_the_quickstart():
+    first, second = (
+        re.search(r"```\n( +MRR@10.*?)```", read(page), re.DOTALL)[1]
+        for page in ("README.md", "docs/quickstart.md")
+    )
+    assert first == second
+
+
 def commands_of(text):
     """Yields the words of each command of the program in a page's blocks."""
     for _, code in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):

@@ -99,7 +99,7 @@ def test_an_interval_means_what_it_says(allowed, text, default, inside, outside,
         (
             "configs/default.py",
             ["--config.data.store=s", "--config.data.length=1"],
-            r"data\.length is 1; expected a whole number from 3 tokens",
+            r"data\.length is 1; expected a whole number from 3 to 65536 tokens",
         ),
         ("configs/default.py", [], r"data\.store is ''; expected a store made by"),
         (

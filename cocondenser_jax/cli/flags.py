@@ -305,7 +305,7 @@ _columns = partial(
     flag,
     "--columns",
     str,
-    "of .tsv files without a header: id,title,text or such; - for one that is not read",
+    "columns of a .tsv file without a header, such as id,title,text; - skips a column",
     metavar="NAME,NAME",
 )
 COLUMNS = _columns()
@@ -364,9 +364,11 @@ JSON_OUT = flag("--json_out", OUTPUT_FILE, "also write the results to this JSON 
 # Of `representation.Given`: what is said in place of what a model's folder says.
 POOLING = flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own")
 SIMILARITY = flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own")
-QUERY_PROMPT = flag("--query_prompt", str, "put before queries (default: the model's own)")
-PASSAGE_PROMPT = flag("--passage_prompt", str, "put before passages (default: the model's own)")
-DIMENSIONS = flag("--dimensions", click.IntRange(1), "dimensions kept of a vector, from the first")
+QUERY_PROMPT = flag("--query_prompt", str, "text before each query (default: the model's own)")
+PASSAGE_PROMPT = flag(
+    "--passage_prompt", str, "text before each passage (default: the model's own)"
+)
+DIMENSIONS = flag("--dimensions", click.IntRange(1), "keep only the first N dimensions of a vector")
 GIVEN = (POOLING, SIMILARITY, QUERY_PROMPT, PASSAGE_PROMPT, DIMENSIONS)
 ignore_identical_ids = partial(
     flag,
@@ -403,7 +405,7 @@ _with_tasks = partial(flag, goes_with="tasks")
 ENGINE = (
     flag("--tasks", click.IntRange(2), "divide the work into N tasks, for several workers"),
     _with_tasks("--workers", COUNT, "tasks at a time (default, local: one per GPU or core)"),
-    _with_tasks("--executor", get_args(Executor), "what runs the workers: docs/many_machines.md"),
+    _with_tasks("--executor", get_args(Executor), "where the workers run: docs/many_machines.md"),
     flag("--executor_options", Path, "JSON file with its options", goes_with="executor"),
 )
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors

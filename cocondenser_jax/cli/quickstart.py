@@ -20,9 +20,7 @@ from cocondenser_jax.cli.flags import (
 from cocondenser_jax.cli.output import print_command, print_table, print_text
 
 _WORKDIR = required("--workdir", Path, "output folder; finished steps found there are skipped")
-_LANGUAGE = flag(
-    "--language", "english", "that of your documents, for BM25; none: words as they are"
-)
+_LANGUAGE = flag("--language", "english", "language of your documents, for BM25; none: no stemming")
 
 
 @command("quickstart --workdir=runs/quickstart", _WORKDIR)
@@ -49,11 +47,16 @@ def quickstart(workdir):
     required("--model", str, "the model to adapt (docs/backbones.md): a folder or Hub name"),
     _WORKDIR,
     flag("--data", DATA, "passages, queries and judgments to test on (default: no test)"),
-    flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)", goes_with="data"),
+    flag(
+        "--metric",
+        str,
+        "metric that decides, such as Recall@100 (default: nDCG@10)",
+        goes_with="data",
+    ),
     flag(
         "--language",
         "english",
-        "that of your documents, for BM25; none: words as they are",
+        "language of your documents, for BM25; none: no stemming",
         goes_with="data",
     ),
     ignore_identical_ids(goes_with="data"),
@@ -109,16 +112,16 @@ def adapt(
         "--model", str, "an embedding model: a folder or Hub name; may be repeated", multiple=True
     ),
     _WORKDIR,
-    flag("--split", "test", "whose judgments are used"),
-    flag("--metric", str, "what decides, such as Recall@100 (default: nDCG@10)"),
+    flag("--split", "test", "split whose judgments are used"),
+    flag("--metric", str, "metric that decides, such as Recall@100 (default: nDCG@10)"),
     _LANGUAGE,
-    flag("--test_passages", COUNT, "search N passages: all judged, and a sample (default: all)"),
+    flag("--test_passages", COUNT, "search N passages: judged ones and a sample (default: all)"),
     IGNORE_IDENTICAL_IDS,
 )
 def compare(
     data, corpus, model, workdir, split, metric, language, test_passages, ignore_identical_ids
 ):
-    """Compare BM25 and models, alone and fused, on your queries, judged or not; resumes."""
+    """Compare BM25 and models, alone and fused, on your queries, with or without judgments."""
     from cocondenser_jax.retriever.compare.compare import compare
     from cocondenser_jax.retriever.compare.trial import Trial, with_first
 

@@ -39,7 +39,7 @@ _EMBEDDINGS = flag(
     "--embeddings", Path, "or the folder that encode wrote: exact search, in little memory"
 )
 _MODEL = "the retriever that encoded the passages: a folder or Hub name"
-_LANGUAGE = "that of BM25's words (default: that of its index, at first english)"
+_LANGUAGE = "language for BM25 (default: that of its index, for a new one english)"
 
 
 def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
@@ -55,13 +55,13 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
         flag(
             "--device",
             (None, "cpu", "cuda"),
-            "what multiplies (default: cpu); cuda: a GPU, much faster",
+            "device that searches (default: cpu); cuda: a GPU, much faster",
             goes_with="embeddings",
         ),
         flag(
             "--oversampling",
             COUNT,
-            "if they are of bits: candidates for each passage that is asked for (default: 4)",
+            "for binary vectors: candidates per returned passage (default: 4)",
             goes_with="embeddings",
         ),
         dense(
@@ -69,7 +69,7 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
             (None, *FUSIONS),
             "also search with BM25 and fuse, see fuse --method; min_max was better in our tests",
         ),
-        dense("--query_prompt", str, "put before queries (default: as encode was told)"),
+        dense("--query_prompt", str, "text before each query (default: as given to encode)"),
     )
 
 
@@ -124,7 +124,9 @@ def _open(place: Path, model: str, **how: Any) -> Any:
     ),
     precision("GPU or CPU"),
     *GIVEN,
-    flag("--title_separator", str, "between title and text (default: the model's own, a space)"),
+    flag(
+        "--title_separator", str, "separator of title and text (default: the model's own, a space)"
+    ),
     flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),
     flag("--parquet", OUTPUT_FILE, "also write passages and vectors to this file, for a database"),
     JSON_OUT,

@@ -33,7 +33,7 @@ _CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {DOCUM
     IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
-    flag("--language", "english", "whose endings and stop words are removed; none: of no language"),
+    flag("--language", "english", "of stemmer and stop words; none: neither"),
 )
 def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1, b, language):
     """Rank passages by BM25 for the queries of a data set and write a TREC run."""
@@ -91,7 +91,11 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     _CORPUS,
     flag("--batch_size", COUNT, "pairs per forward pass", default=64),
     precision("GPU"),
-    flag("--with_positives", False, "also score relevant ones of --split, to teach or mine"),
+    flag(
+        "--with_positives",
+        False,
+        "also score the relevant passages of --split, for soft labels or mine",
+    ),
     IGNORE_IDENTICAL_IDS,
 )
 def rerank(
@@ -136,7 +140,7 @@ def rerank(
     JSON_OUT,
 )
 def mine(run, data, split, run_out, depth, denoise_run, denoise_below, json_out):
-    """Collect the negatives that finetune samples from, out of one or more runs."""
+    """Collect negatives for finetune from one or more runs."""
     from cocondenser_jax.retriever.search.mine import Denoising, mine
 
     denoising = Denoising(denoise_run, below=denoise_below) if denoise_run else None

@@ -149,7 +149,7 @@ def _require_hosts(coordinator: str | None, n_hosts: int | None, host: int | Non
     JSON_OUT,
 )
 def plan(config, overrides, topology, json_out):
-    """Compile the training step for TPUs or GPUs that you do not have; report what it needs."""
+    """Compile the training step for TPUs or GPUs that you do not have; report memory and time."""
     from cocondenser_jax.plan.names import require_machine
     from cocondenser_jax.settings import load_config
 
@@ -190,10 +190,12 @@ def convert(run_dir, out, step):
     required("--model", str, "the model: a folder or Hub name"),
     required("--out", Path, "output folder"),
     *GIVEN,
-    flag("--title_separator", str, "between title and text (default: the model's own, a space)"),
+    flag(
+        "--title_separator", str, "separator of title and text (default: the model's own, a space)"
+    ),
 )
 def resolve(model, out, **given):
-    """Copy a published model, all of it written down: without PyTorch, pretrain starts from it."""
+    """Copy a published model so that pretrain can start from it without PyTorch."""
     from cocondenser_jax.files.whole import require_absent
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.representation import Given

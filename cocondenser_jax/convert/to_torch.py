@@ -39,7 +39,7 @@ def export_folder(
     out: Path,
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes a Condenser as a Hugging Face folder, float32.
+    """Writes a Condenser as a Hugging Face folder, in float32.
 
     From it, `transformers` loads the backbone with its MLM projection, and sentence-transformers a
     retriever with the model's representation. Pre-training can start from it.

@@ -28,7 +28,7 @@ from cocondenser_jax.errors import UserError
 
 
 class Batch(NamedTuple):
-    """S rows of L tokens. If examples are pairs, rows 2i and 2i + 1 form a pair."""
+    """A batch of S rows of L tokens. If the examples are pairs, rows 2i and 2i + 1 form a pair."""
 
     input_ids_SxL: np.ndarray  #: int32; [CLS], tokens, [SEP], padding; some are masked
     attention_mask_SxL: np.ndarray  #: bool
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def zeros(cls, n_rows: int, length: int, n_slots: int) -> Self:
-        """Returns a batch of zeros: the shapes and types of all others."""
+        """Returns a batch of zeros, with the shapes and types of every batch."""
         return cls(
             input_ids_SxL=np.zeros((n_rows, length), np.int32),
             attention_mask_SxL=np.zeros((n_rows, length), np.bool_),
@@ -57,13 +57,13 @@ class Batch(NamedTuple):
 
     @classmethod
     def of_texts(cls, ids_SxL: np.ndarray, mask_SxL: np.ndarray) -> Self:
-        """Returns a batch of texts in which there is nothing to predict and nothing to compare."""
+        """Returns a batch of texts without masked tokens and without pairs."""
         n_rows, length = ids_SxL.shape
         zeros = cls.zeros(n_rows, length, n_slots=0)
         return zeros._replace(input_ids_SxL=ids_SxL, attention_mask_SxL=mask_SxL)
 
     def cut(self, length: int, n_slots: int) -> Self:
-        """Returns the first `length` tokens and `n_slots` slots of all rows."""
+        """Returns the batch with only the first `length` tokens and `n_slots` slots of each row."""
         return self._replace(
             input_ids_SxL=self.input_ids_SxL[:, :length],
             attention_mask_SxL=self.attention_mask_SxL[:, :length],

@@ -68,7 +68,7 @@ def build_store(
     max_length: int = 128,
     short_span_prob: float = 0.0,
 ) -> dict[str, Any]:
-    """Cuts and tokenizes a corpus into a store; returns its manifest.
+    """Splits and tokenizes a corpus into a store; returns its manifest.
 
     Drops and counts documents that are empty, repeat an earlier text exactly, or have no span of
     sufficient length.

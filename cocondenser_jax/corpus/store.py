@@ -75,7 +75,7 @@ class TokenStore:
         return np.flatnonzero(np.diff(self.first_span_D) >= 2)
 
     def document_id(self, index: int) -> str:
-        """Reads the name of document `index` in its source."""
+        """Returns the id of document `index` in its source."""
         if not 0 <= index < self.n_documents:
             raise IndexError(f"document {index} of {self.n_documents}")
         for files in self._files:

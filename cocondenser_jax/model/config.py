@@ -168,7 +168,7 @@ class ModelConfig:
         return min(self.representation.max_length or self.max_length, self.max_length)
 
     def require_tokenizer(self, name: object, n_ids: int, pad_id: int) -> None:
-        """Raises a UserError for a tokenizer whose texts the network would not read rightly.
+        """Raises a UserError if the network would misread this tokenizer's output.
 
         There may be more word embeddings than tokens: published tables are padded to a multiple,
         and multilingual MiniLM has 250,037 for the 250,002 tokens of XLM-R. Padding is the
@@ -193,7 +193,7 @@ class ModelConfig:
             )
 
     def attends_locally(self, number: int | None) -> bool:
-        """Whether a layer attends to near tokens only, by its number; one of the head has none."""
+        """Whether a layer attends only to nearby tokens, by its number; head layers have none."""
         is_local = number is not None and number % self.global_attn_every_n_layers > 0
         return is_local and self.backbone.local_attention
 
@@ -205,7 +205,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
-        """Returns what `to_dict` was made of; a UserError for what is not such values."""
+        """Returns the config that `to_dict` describes; raises a UserError for invalid values."""
         try:
             return cls(**{**values, "representation": from_json(values["representation"])})
         except (KeyError, TypeError, ValueError) as error:

@@ -221,7 +221,7 @@ def restore_latest(workdir: Path, like: TrainState) -> TrainState:
 def load_run(
     workdir: Path, step: int | str | None = None
 ) -> tuple[ModelConfig, Any, dict[str, Any]]:
-    """Reads the parameters of a run at a step, or of its latest checkpoint that is intact.
+    """Reads a run's parameters at a step, or of its latest intact checkpoint.
 
     The step "best" is that of the best probe. Where no step is named and the latest is not the
     last of the run, a warning names both.

@@ -7,7 +7,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 
 
 def export_run(run: Path, out: Path, *, step: int | str | None = None) -> None:
-    """Writes a checkpoint of a run as a Hugging Face folder: the latest, or that of a step.
+    """Writes a run's latest checkpoint, or that of a step, as a Hugging Face folder.
 
     Args and errors are those of `load_run` and `export_folder`.
     """

@@ -41,9 +41,9 @@ def evaluate_run(
     ignore_identical_ids: bool = False,
     name: str = "the run",
 ) -> Metrics:
-    """Computes metrics of retrieval, averaged over all judged queries.
+    """Computes retrieval metrics, averaged over all judged queries.
 
-    A judged query without results or without a relevant passage counts 0, as with trec_eval -c.
+    A judged query without results or without a relevant passage counts as 0, as with trec_eval -c.
     Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`. Warns
     of a metric that is 0 for every query.
 

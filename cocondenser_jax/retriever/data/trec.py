@@ -38,7 +38,7 @@ _JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}  # of three, with a header alone
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Reads judgments of BEIR, MS MARCO or TREC.
+    """Reads judgments in the format of BEIR, MS MARCO or TREC.
 
     BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, below a header; those of TREC and MS MARCO
     `query 0 passage grade`, separated by spaces or tabs. A header names the columns. Three

@@ -55,7 +55,7 @@ def load_retriever(
     plain: Given = NOTHING_GIVEN,
     two_towers: bool = False,
 ) -> SentenceTransformer:
-    """Opens a model and loads it as a bi-encoder; see `open_model` and `load`."""
+    """Loads a model as a bi-encoder; see `open_model` and `load`."""
     model = open_model(name_or_folder, given, plain)
     return load(model, query_length, passage_length, two_towers=two_towers)
 

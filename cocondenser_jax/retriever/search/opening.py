@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Faiss(NamedTuple):
-    """Searches an index, with faiss."""
+    """Searches an index with faiss."""
 
     # In faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for HNSW: slower and more
     # exact.
@@ -42,14 +42,14 @@ class Faiss(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """Searches embeddings of numbers: all of them, block by block."""
+    """Searches float or int8 embeddings exhaustively, block by block."""
 
     # What multiplies; for the same ranks as on the CPU, in float32.
     device: Literal["cpu", "cuda"] = "cpu"
 
 
 class Bits(NamedTuple):
-    """Searches embeddings of bits, on the CPU."""
+    """Searches binary embeddings on the CPU."""
 
     oversampling: int = 4  # candidates for each passage that is asked for
 
@@ -92,18 +92,18 @@ def open_index(
 ) -> Index:
     """Opens an index, or embeddings as they are, with the model that encoded them.
 
-    A search of embeddings of numbers finds what an index "Flat" does.
+    Searching float embeddings gives the same results as an index "Flat".
 
     Args:
-      folder: of `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
-      model: that model, whose folder may have moved.
-      vectors: how vectors are compared, which must go with what the folder holds; None: with the
-        defaults of what it holds.
-      hybrid: the method of `fuse.fuse_runs` for fusing the best 100 passages of BM25 and of the
-        model, or more if more are asked for. The first call writes `bm25` to the folder.
-      query_prompt: is put before queries, where the passages were encoded for none; None: what
-        they were encoded for.
-      language: of BM25's terms, see `terms.languages`; None: that of `bm25`, at first English.
+      folder: made by `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
+      model: the model that encoded the passages; its folder may have moved.
+      vectors: how to search, which must fit the kind of vectors in the folder; None: the default
+        for that kind.
+      hybrid: the method of `fuse.fuse_runs` that fuses the top 100 passages of BM25 and of the
+        model, or more if `k` is larger. The first call writes `bm25` to the folder.
+      query_prompt: text before each query, if the passages were encoded without one; None: as
+        they were encoded.
+      language: for BM25, see `terms.languages`; None: that of `bm25`, for a new one English.
 
     Raises:
       UserError: also if the model or the prompt is not the one that the passages were encoded for.

@@ -51,8 +51,8 @@ PROMPTS = {
         MINILM._replace(
             settings={
                 **OF_3_3,
-                "prompts": {"query": "query: "},
-                "default_prompt_name": "query",
+                "prompts": {"query": "query: ", "STS": "same: "},
+                "default_prompt_name": "STS",
             }
         )
     ),

@@ -22,7 +22,7 @@ from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
-from cocondenser_jax.model.condenser import Condenser, init_params
+from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import adapt as adapt_module
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation
@@ -39,7 +39,7 @@ from tests.published_table import published_table
 from tests.published_tokenizers import PASSAGES, QUERIES
 from tests.published_variations import VARIATIONS
 from tests.retrieval_data import read_vectors
-from tests.world import make_texts, write_beir, write_records
+from tests.world import encode_in_flax, make_texts, write_beir, write_records
 
 CASES = {name: case for cases in ROWS.values() for name, case in cases.items()} | VARIATIONS
 TOLERANCE = 1e-5
@@ -260,12 +260,7 @@ def flax_vectors(folder, texts, length, prompt_lengths):
     shape = dataclasses.replace(config, representation=config.representation._replace(**without))
     # The library's own count, which `tests/corpus/test_prompts.py` compares with that of batches.
     inputs = ids_NxL, mask_NxL, None, np.array(prompt_lengths, np.int32)
-    return np.asarray(encoder_of(shape)({"params": params}, *inputs))
-
-
-@functools.cache
-def encoder_of(config):
-    return jax.jit(functools.partial(Condenser(config).apply, method="encode"))
+    return np.asarray(encode_in_flax(shape, params, *inputs))
 
 
 def test_a_whole_adaptation_compares_with_the_model_as_published(
@@ -317,6 +312,11 @@ def described(model, case):
     return {
         "similarity": "cosine" if has_length_1 else model.similarity_fn_name,
         "prompts": prompts_of(model, case),
+        "other prompts": {
+            name: text
+            for name, text in model.prompts.items()
+            if name not in ("query", "document", "passage", "corpus")
+        },
         "default prompt": model.default_prompt_name,
         "size": model.truncate_dim,
         "length": model.max_seq_length,

@@ -40,7 +40,7 @@ read_batches = loop.read_batches
 if sys.argv[-1] == "--host=1":
     loop.read_batches = breaks_down
 compute_full_lengths()
-hosts.HEARTBEAT_SECONDS = 10
+hosts.HEARTBEAT_SECONDS = 5
 sys.exit(main())
 """
 # The command line; host 1 gets Ctrl-C and a SIGTERM before the run's first step.
@@ -67,7 +67,7 @@ OTHER_SEED = """
 import sys
 from cocondenser_jax.cli import main
 from cocondenser_jax.pretrain import hosts
-hosts.HEARTBEAT_SECONDS = 10
+hosts.HEARTBEAT_SECONDS = 5
 sys.exit(main(sys.argv[1:] + ["--config.seed=1"] * (sys.argv[-1] == "--host=1")))
 """
 WITH_KERNEL = """

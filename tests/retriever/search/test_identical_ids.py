@@ -6,7 +6,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.data.folder import Asked, read_corpus
+from cocondenser_jax.retriever.data.folder import read_corpus
 from cocondenser_jax.retriever.data.trec import read_run, write_run
 from cocondenser_jax.retriever.search import bm25, opening, search
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
@@ -47,21 +47,6 @@ def test_a_query_does_not_find_the_passage_of_its_id(
         assert [list(found) for found in run.values()] == [list(expected[q]) for q in queries]
         assert len(run["none of them"]) == depth
     assert len(run["d3"]) == len(passages) - 1
-
-
-@pytest.mark.parametrize("ignore", [False, True])
-def test_a_line_says_how_many_queries_find_themselves(
-    model_folder, beir, embeddings, ignore, tmp_path, caplog
-):
-    passages = list(read_corpus(beir))
-    queries = {"d3": passages[3].text, "d4": passages[4].text, "q": passages[5].text}
-    queries["d5"] = passages[6].text  # numbered alike by chance
-    opened = opening.open_index(embeddings, open_model(model_folder))
-    out = tmp_path / "run.trec"
-    asked = Asked(queries, {})
-    search.retrieve(opened, asked, out, len(passages), ignore_identical_ids=ignore)
-    found = [r.getMessage() for r in caplog.records if "their own id" in r.getMessage()]
-    assert [line.partition(" have")[0] for line in found] == ([] if ignore else ["3 of 4 queries"])
 
 
 @pytest.mark.effect("bm25 --ignore_identical_ids", "retrieve --ignore_identical_ids")

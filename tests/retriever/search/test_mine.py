@@ -104,12 +104,18 @@ def test_depth_is_a_rank_of_each_run(folder):
     assert pools(out) == {"q1": list("gbc"), "q2": list("a")}
 
 
-def test_a_query_may_be_without_negatives(folder):
+def test_a_query_may_be_without_negatives(folder, caplog):
     (folder / "few.trec").write_text("q1 Q0 a 1 2.0 t\nq2 Q0 a 1 1.0 t\n")
     metrics = mine([folder / "few.trec"], folder, "train", folder / "pool.trec")
     assert pools(folder / "pool.trec") == {"q2": ["a"]}
     assert metrics["queries without negatives"] == 1
     assert metrics["negatives per query, least"] == 0
+    assert "few.trec has no passage" not in caplog.text
+    (folder / "few.trec").write_text("q2 Q0 a 1 1.0 t\n")
+    assert mine([folder / "few.trec"], folder, "train", folder / "pool.trec") == metrics | {
+        "excluded, relevant": 0
+    }
+    assert "few.trec has no passage for 1 of 2 queries" in caplog.text
 
 
 def test_scores_of_a_cross_encoder_exclude(folder):
@@ -194,12 +200,3 @@ def test_a_pool_without_a_negative_is_refused(folder):
             denoising=Denoising(folder / "scores.trec"),
         )
     assert not out.exists()
-
-
-def test_a_pool_without_negatives_is_not_written(beir, tmp_path, caplog):
-    run = {f"q{i}": {f"d{i}": 1.0} for i in range(20)}  # what is relevant
-    trec.write_run(tmp_path / "run.trec", run)
-    with pytest.raises(UserError, match="no negative is left for any of the 24 queries"):
-        mine([tmp_path / "run.trec"], beir, "train", tmp_path / "out.trec")
-    assert not (tmp_path / "out.trec").exists()
-    assert "run.trec has no passage for 4 of 24 queries" in caplog.text

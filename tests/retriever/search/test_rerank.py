@@ -177,12 +177,9 @@ def test_only_what_is_scored_is_kept_of_the_corpus(
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
-        ("", {}, "first.trec is empty: expected a TREC run"),
         ("x Q0 d1 1 1.0 t", {"split": "train"}, "first.trec names 1 queries .* not have: x"),
-        ("x Q0 d1 1 1.0 t", {}, "first.trec names 1 queries .* not have: x"),
         ("q1 Q0 x 1 1.0 t", {}, "first.trec names 1 passages .* not have: x"),
         ("q1 Q0 d1 1 nan t", {}, "first.trec:1: the score must be a finite number"),
-        ("q1 Q0 d1 1 1.0 t", {"split": "dev"}, "has no judgments of split 'dev'"),
         ("q1 Q0 d1 1 1.0 t", {"with_positives": True}, "--with_positives needs a --split"),
     ],
 )

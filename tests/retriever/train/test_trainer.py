@@ -22,15 +22,22 @@ from cocondenser_jax.settings import FINE_TUNING, declared_settings
 from tests.world import change_settings, read_metrics
 
 
-@pytest.fixture
-def inputs(model_folder, beir, tmp_path):
+@pytest.fixture(scope="module")
+def originals(model_folder, beir, tmp_path_factory):
     """A folder of everything that fine-tuning reads."""
-    shutil.copytree(beir, tmp_path / "inputs" / "data")
-    shutil.copytree(model_folder, tmp_path / "inputs" / "model")
+    folder = tmp_path_factory.mktemp("trainer") / "inputs"
+    shutil.copytree(beir, folder / "data")
+    shutil.copytree(model_folder, folder / "model")
     run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
     for name in ("negatives", "teacher"):
-        write_run(tmp_path / "inputs" / f"{name}.trec", run)
-    return tmp_path / "inputs"
+        write_run(folder / f"{name}.trec", run)
+    return folder
+
+
+@pytest.fixture
+def inputs(originals, tmp_path):
+    """The same, to be changed."""
+    return shutil.copytree(originals, tmp_path / "inputs")
 
 
 def make_config(inputs):
@@ -187,11 +194,12 @@ def finetune_until_killed(config, workdir):
         finetune(config, workdir)
 
 
-@pytest.fixture
-def whole(inputs, tmp_path):
+@pytest.fixture(scope="module")
+def whole(originals, tmp_path_factory):
     """A run that was never killed: what it logs, and the weights."""
-    finetune(make_config(inputs), tmp_path / "whole")
-    return outcome(tmp_path / "whole")
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    finetune(make_config(originals), folder)
+    return outcome(folder)
 
 
 def outcome(workdir):

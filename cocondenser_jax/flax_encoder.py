@@ -82,13 +82,17 @@ def compare_with_flax(
       params: of the Flax network.
       program: what the message calls it.
     """
-    network = jax.jit(functools.partial(Condenser(config).apply, method="encode"))
 
     def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
         with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
-            return np.asarray(network({"params": params}, ids_BxL.astype(np.int32), mask_BxL))
+            return np.asarray(_encode(config, params, ids_BxL.astype(np.int32), mask_BxL))
 
     require_same_vectors(folder, model, tokenizer, encode, program)
+
+
+@functools.partial(jax.jit, static_argnums=0)  # both towers of a shape are compiled once
+def _encode(config: ModelConfig, params: Params, ids_BxL: Any, mask_BxL: Any) -> Any:
+    return Condenser(config).apply({"params": params}, ids_BxL, mask_BxL, method="encode")
 
 
 def _forward(encode: Encode, longest: int, pad_id: int) -> Any:

@@ -256,7 +256,9 @@ def flax_vectors(folder, texts, length, prompt_lengths):
         ids = [tokenizer.cls_id, *words, tokenizer.sep_id]
         ids_NxL[i, : len(ids)] = ids
         mask_NxL[i, : len(ids)] = True
-    without = {"prompts": (), "max_length": None, "scale": 0.0}  # the network ignores them
+    # The network ignores them.
+    without = {"prompts": (), "max_length": None, "scale": 0.0, "default_prompt": None}
+    without |= {"query_length": None, "passage_length": None}
     shape = dataclasses.replace(config, representation=config.representation._replace(**without))
     # The library's own count, which `tests/corpus/test_prompts.py` compares with that of batches.
     inputs = ids_NxL, mask_NxL, None, np.array(prompt_lengths, np.int32)

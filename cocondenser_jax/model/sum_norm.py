@@ -137,7 +137,7 @@ class _Group(NamedTuple):
     at: Any  # where they are in its blocks
     is_inside_RxP: jax.Array
     standard_RxP: jax.Array  # mean 0, variance 1; 0 beyond the columns
-    deviations_Rx1: jax.Array
+    inverse_Rx1: jax.Array  # one over the standard deviation
     kept_RxP: jax.Array | None  # by dropout
 
 
@@ -206,7 +206,7 @@ def _backward_program(*refs: Any, settings: NormSettings, shape: tuple[int, ...]
         along_RxP = by_standard_RxP * group.standard_RxP
         along_Rx1 = jnp.sum(along_RxP, axis=1, keepdims=True) / shape[1]
         by_sum_RxP = by_standard_RxP - mean_Rx1 - group.standard_RxP * along_Rx1
-        by_sum_RxP = (by_sum_RxP * group.deviations_Rx1).astype(by_rows[0].dtype)
+        by_sum_RxP = (by_sum_RxP * group.inverse_Rx1).astype(by_rows[0].dtype)
         by_branch_RxP = drop(by_sum_RxP, group.kept_RxP, _share(settings, by_sum_RxP.dtype))
         for ref, by_term_RxP in zip(by_rows, (by_sum_RxP, by_branch_RxP), strict=False):
             triton.store(ref.at[group.at, :], by_term_RxP, mask=group.is_inside_RxP)

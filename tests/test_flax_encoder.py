@@ -16,7 +16,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search.models import load_retriever
 from tests.retrieval_data import read_vectors
-from tests.world import write_records, write_retriever
+from tests.world import relative_error, write_records, write_retriever
 
 WORDS = "the span of a document is close to another early layers know words search".split()
 N_PASSAGES = 37
@@ -72,6 +72,10 @@ def test_both_towers_are_computed(research_folders, tmp_path):
     model = load_retriever(tmp_path / "two")
     run_in_flax(model, open_model(tmp_path / "two"), batch_size=3)
     np.testing.assert_allclose(model.encode_query(["early layers"]), expected, rtol=0, atol=1e-4)
+    model = load_retriever(tmp_path / "two")
+    run_in_flax(model, open_model(tmp_path / "two"), batch_size=3, dtype="bfloat16")
+    error = relative_error(model.encode_query(["early layers"]), expected)
+    assert 1e-3 < error < 3e-2
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ def test_a_table_is_read_as_the_user_says(table, tmp_path, capsys):
         assert not (tmp_path / "run").exists()
         assert main([*words, COLUMNS]) == 0, capsys.readouterr().err
     assert json.loads((tmp_path / "counts").read_text())["documents"] == 5
+    (tmp_path / "more.tsv").write_text("e0\t\tω ω ω\n")
+    words = ["vocabulary", f"--corpus={table}", f"--corpus={tmp_path}/more.tsv", COLUMNS]
+    assert main([*words, "--size=90", f"--out={tmp_path}/both"]) == 0
+    assert "ω" in (tmp_path / "both" / "vocab.txt").read_text()
     assert (tmp_path / "run").read_text().startswith("q0 Q0 d3 1 ")
     manifest = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
     assert manifest["corpus"] == f"{table}:id,-,text"

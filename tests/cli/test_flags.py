@@ -8,7 +8,7 @@ import click
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM
+from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM, SEVERAL
 from cocondenser_jax.retriever.data import named as collections
 from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_records
@@ -25,6 +25,10 @@ from tests.world import write_records
         ("retrieve data", "unexpected argument 'data': did you mean --data=data?"),
         ("evaluate a.trec", "unexpected argument 'a.trec': did you mean --run=a.trec?"),
         ("evaluate --run=a b", "unexpected argument 'b': did you mean --qrels=b?"),
+        (
+            "encode --corpus=a --corpus=b",
+            "--corpus is given twice: expected once",
+        ),
         ("verify --store=a b", "unexpected argument 'b' (see cocondenser verify --help)"),
         ("evaluate --run=a --qrels=b --top-k=3", "No such option '--top_k'"),
         ("mine --run=a --data=d --out=f", "--out is now --run_out (see cocondenser mine --help)"),
@@ -168,6 +172,11 @@ def test_a_command_gets_the_folder_of_a_named_collection(command, name, monkeypa
     assert main([command, *words]) == 0
     ((given,),) = [[each[name] for each in called]]
     assert given == expected
+
+
+def test_what_some_commands_take_more_of_is_once_in_others():
+    flags = [flag for command in PROGRAM.commands.values() for flag in command.params]
+    assert {flag.name for flag in flags if flag.multiple} == SEVERAL
 
 
 def test_help_needs_no_flag_and_takes_any_word(capsys):

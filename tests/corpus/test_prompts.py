@@ -101,6 +101,15 @@ def test_a_word_that_was_cut_within_a_character_stays_as_it_is(tokenizers):
     assert found == [*prompt, *texts.ids_NxL[0, : whole - 1].tolist()]
 
 
+def test_a_text_within_another_is_known_by_its_first_token(tokenizers):
+    """Its last one here follows a space."""
+    unigrams = tokenizers["xlm-roberta"]
+    ids = ids_of(unigrams, "集検索 the")[len(ids_of(unigrams, "集")) :]
+    texts = Texts(np.array([ids]), np.array([[1, 0, 1]], np.uint8), np.array([3]))
+    joined = put_before("", texts, unigrams)
+    assert joined.ids_NxL[0, :2].tolist() == ids_of(unigrams, "検索 the")[:2] != ids[:2]
+
+
 def test_what_does_not_fit_is_cut_after_a_whole_word(tokenizer):
     texts = read(tokenizer, [" ".join(["value"] * 100), "v" * 90])
     texts = Texts(*(x[:, :30] if x.ndim == 2 else np.minimum(x, 30) for x in texts))

@@ -79,4 +79,7 @@ def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
     (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")
     found = [path.relative_to(folder).as_posix() for path in files_of_vectors(folder)]
     assert found == names
-    assert files_of_vectors(folder / "vocab.txt", [elsewhere]) == [elsewhere / "model.safetensors"]
+    weights = tmp_path / "weights.bin"
+    weights.touch()
+    found = files_of_vectors(folder / "vocab.txt", [elsewhere, weights])
+    assert found == [elsewhere / "model.safetensors", weights]

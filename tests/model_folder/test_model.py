@@ -152,7 +152,9 @@ def test_a_name_on_the_hub_says_what_its_folder_does_not(tmp_path, caplog, monke
     given = open_model("intfloat/e5-small-v2", Given(query_prompt="", passage_prompt="p: "))
     assert dict(given.representation.prompts) == {"document": "p: "}
     change(folder / "config_sentence_transformers.json", prompts={"query": "q: "})
+    caplog.clear()
     own = open_model("intfloat/e5-small-v2")
+    assert not lines(caplog)
     assert dict(own.representation.prompts) == {"query": "q: "}
 
 
@@ -191,28 +193,35 @@ VARIATIONS = {
     "in bfloat16": MINILM._replace(weights="bfloat16"),
     "vocab.txt alone": MINILM._replace(lacks=("tokenizer.json",)),
     "lowered": MINILM._replace(changes={"sentence_bert_config.json": {"do_lower_case": True}}),
+    "its passages' prompt": MINILM._replace(  # under a name that the library overlooks
+        changes={"config_sentence_transformers.json": {"prompts": {"passage": "passage: "}}}
+    ),
 }
 
 
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_what_is_resolved_is_read_alike_with_pytorch_and_without(name, tmp_path, monkeypatch):
     folder = write_folder(VARIATIONS[name], tmp_path / "model")
-    given = Given(query_prompt="query: ", passage_prompt="passage: ")
-    expected = open_model(folder, given)
+    expected = open_model(folder, Given(query_prompt="query: "))
     out = tmp_path / "out"
-    words = ["--query_prompt=query: ", "--passage_prompt=passage: "]
-    assert main(["resolve", f"--model={folder}", f"--out={out}", *words]) == 0
+    words = ["resolve", f"--model={folder}", f"--out={out}", "--query_prompt=query: "]
+    assert main(words) == 0
     vectors = load(expected).encode_query(list(QUERIES))
+    of_passages = load(expected).encode_document(list(PASSAGES))
     library = SentenceTransformer(str(out), model_kwargs={"dtype": "float32"})
     for model in (load(open_model(out)), library):  # the library's have length 1 where published
         found = model.encode_query(list(QUERIES), normalize_embeddings=True)
         np.testing.assert_allclose(found, vectors, atol=1e-6)
+        found = model.encode_document(list(PASSAGES), normalize_embeddings=True)
+        np.testing.assert_allclose(found, of_passages, atol=1e-6)
     _, params = load_vectors(expected)
     monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
     again = open_model(out)
     assert again.representation.is_cosine
     assert again.representation.reading_as(expected.representation) == expected.representation
-    assert dict(again.representation.prompts) == dict(expected.representation.prompts)
+    prompts, given = (dict(model.representation.prompts) for model in (again, expected))
+    assert query_prompt(prompts) == query_prompt(given)
+    assert passage_prompt(prompts) == passage_prompt(given)
     assert again.lowers_case == expected.lowers_case
     _, found = load_vectors(again)
     for one, other in zip(*map(torch.utils._pytree.tree_leaves, (params, found)), strict=True):

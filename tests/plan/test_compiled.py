@@ -4,8 +4,10 @@ from cocondenser_jax.plan.compiled import (
     Collective,
     collectives,
     find_launches,
+    moved_bytes,
     n_bytes,
     n_launches,
+    written_bytes,
 )
 
 GATHER = "%x.3 = f32[512,256]{1,0:T(8,128)} all-gather(%y), channel_id=1, dimensions={0}"
@@ -79,6 +81,8 @@ def test_launches_are_counted_as_often_as_they_happen():
     assert kinds == ["fusion", "cuBLAS", "Triton", "copy", "all-reduce"]
     assert [launch.times for launch in step] == [3, 3, 3, 3, 1]
     assert n_launches(step) == 13
+    assert written_bytes(step) == 3 * (4 + 256 + 160 + 16) + 16
+    assert moved_bytes(step) == written_bytes(step) + 3 * (16 + 256 + 16)
     assert [n_launches(chunk) for chunk in chunks] == [4]
 
 

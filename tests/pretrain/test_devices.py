@@ -12,9 +12,10 @@ from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pretrain import devices
 from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode, needed_memory
 from cocondenser_jax.pretrain.step import LossSettings
-from tests.world import encode_in_flax
+from tests.world import batches_of, encode_in_flax, step_of
 
 
 def printed_by(program, **environment):
@@ -83,6 +84,11 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
             {},
             "the batch has spans of 12 tokens; the model reads 8",
         ),
+        (
+            {"model_type": "roberta", "max_position_embeddings": 12},
+            {},
+            "the batch has spans of 12 tokens; the model reads 11",
+        ),
         ({}, {"chunk_size": 3}, "chunk_size 3 does not divide 4 spans"),
         ({}, {"chunk_size": -2}, "chunk_size -2 does not divide 4 spans"),
         ({}, {"objective": "coCondenser"}, "no objective 'coCondenser': did you mean cocondenser"),
@@ -90,7 +96,7 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
     ],
 )
 def test_the_gradient_of_what_does_not_fit_is_refused(changes, settings, message):
-    """Of the first two, JAX would compute NaN; of the last, the other reduction."""
+    """Of the first three, JAX would compute NaN; of the last, the other reduction."""
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "skip_from": 1}
     config = ModelConfig(**{"vocab_size": 101, "intermediate_size": 8, **sizes, **changes})
     batch = Batch.zeros(4, 12, n_slots=2)
@@ -113,6 +119,15 @@ def test_what_a_step_needs_counts_everything_once():
     found = needed_memory(program, SimpleNamespace(params=params))
     assert found.activations == 3_000 - 4 * 210
     assert found.activations + found.others == 10_000 + 500 + 3_000 + 70
+
+
+def test_chunks_are_to_fit_the_memory_that_a_device_has(config, monkeypatch):
+    given = []
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 3, "bytes_limit": 7})
+    monkeypatch.setattr(devices.jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(devices, "fit_chunks", lambda *arguments: given.extend(arguments))
+    devices.choose_chunks(None, step_of(config, 1), batches_of(config))
+    assert given[2:4] == [4, 7]  # of 32 spans, on each of eight devices
 
 
 def test_an_example_that_is_none_is_refused():

@@ -13,6 +13,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import blocks, kernels
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.layout import Layout, round_maps
+from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.devices import choose_layout
 from cocondenser_jax.pretrain.step import (
     AXIS,
@@ -61,8 +62,9 @@ def assert_same(found, expected, tolerance=1e-5):
 )
 def test_kept_chunks_change_no_gradient(config, n_devices, chunk_size, n_kept, rate):
     twice = losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size)
-    kept = losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size, kept_chunks=n_kept)
-    assert_same(kept, twice)
+    config = changed(config, train__kept_chunks=n_kept)
+    assert step_of(config, 1).loss.kept_chunks == n_kept
+    assert_same(losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size), twice)
 
 
 @pytest.mark.parametrize(("n_devices", "model_type"), [(8, "bert"), (1, "modernbert")])
@@ -83,10 +85,19 @@ def test_a_step_with_the_kernel_is_that_without(config, n_devices, model_type, m
     assert_same(found, expected)
 
 
-def test_a_padded_vocabulary_changes_loss_and_gradient_by_rounding_alone(config):
+def test_a_padded_vocabulary_changes_loss_and_gradient_by_rounding_alone(config, monkeypatch):
+    """In a single chunk, which no `chunk_size` says."""
+    gradient, shapes = step_module.loss_gradient, []
+
+    def loss_gradient(params, chunks, **functions):
+        shapes.append(jax.tree.leaves(chunks)[0].shape[:2])
+        return gradient(params, chunks, **functions)
+
+    monkeypatch.setattr(step_module, "loss_gradient", loss_gradient)
     expected = losses_and_gradient(config, chunk_size=0)
     found = losses_and_gradient(config, chunk_size=0, layout=Layout(vocabulary=64))
     assert_same(found, expected, tolerance=1e-6)
+    assert shapes == [(1, 32)] * 2
 
 
 def test_rounding_the_maps_once_is_rounding_them_in_each_chunk(config):

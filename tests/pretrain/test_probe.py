@@ -69,7 +69,7 @@ def slow_measures(vectors):
 
 def test_the_measures_of_vectors():
     rng = np.random.default_rng(0)
-    vectors = np.repeat(rng.normal(size=(15, 8)), 2, axis=0) + rng.normal(size=(30, 8))
+    vectors = np.repeat(rng.normal(size=(20, 8)), 2, axis=0) + rng.normal(size=(40, 8))  # one at 10
     expected = slow_measures(vectors)
     assert 0.1 < expected["positive_mrr"] < 0.9
     assert measure_vectors(vectors, is_pair=True) == pytest.approx(expected)

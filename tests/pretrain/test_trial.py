@@ -12,6 +12,7 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import log_once
 from cocondenser_jax.model import kernels, sum_norm
 from cocondenser_jax.model.attention import AttentionSettings
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.joint import attend_jointly
 from cocondenser_jax.pretrain import trial
 from cocondenser_jax.pretrain.devices import settle_attention
@@ -68,6 +69,30 @@ def test_a_right_kernel_has_no_fault(dtype):
 )
 def test_a_wrong_kernel_has_a_fault_that_is_named(kernel, said):
     assert said in find_fault(attention_trial(kernel, SETTINGS, (24, 16), "bfloat16"))
+
+
+def test_each_kind_of_layer_is_tried_at_each_length(monkeypatch):
+    """A length beyond what XLA has the room for ends within a block as it does."""
+    tried = []
+
+    def attention_trial(kernel, settings, shape, *others):
+        tried.append((shape[0], settings.width))
+
+    monkeypatch.setattr(trial, "attention_trial", attention_trial)
+    monkeypatch.setattr(trial, "find_fault", lambda trial: "")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "skip_from": 1}
+    config = ModelConfig(
+        model_type="modernbert", local_attention=6, vocab_size=9, intermediate_size=8, **sizes
+    )
+    assert trial.kernel_fault(config, "float32", "gpu", (14, 512, 1000)) == ""
+    assert sorted(tried, key=str) == [
+        (14, 3),
+        (14, None),
+        (488, 3),
+        (488, None),
+        (512, 3),
+        (512, None),
+    ]
 
 
 def computed(workdir):

@@ -11,6 +11,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.representation import Representation
+from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.comparison import (
     Compared,
     Entry,
@@ -72,6 +73,24 @@ def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     (test,) = tests.values()
     assert test["MRR@10"]["randomization_p"] == 2 / 2**N
     assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("baselines", "expected"), [(["old"], ["BM25", "old"]), ([], ["BM25", "old", "new + BM25"])]
+)
+def test_bm25_is_a_baseline_beside_the_models_that_are(tmp_path, monkeypatch, baselines, expected):
+    entries = [Entry("", False, []), Entry("old", False, []), Entry("new", True, [])]
+    models = [RankedModel(name, OPENED) for name in ("old", "new")]
+    given = []
+
+    def compare(workdir, trial, entries, names):
+        given.extend(names)
+        return Compared([], trial, {})
+
+    monkeypatch.setattr(comparison, "rank_by_all", lambda *arguments: entries)
+    monkeypatch.setattr(comparison, "compare_entries", compare)
+    comparison.compare_models(tmp_path, Trial(tmp_path), models, baselines)
+    assert given == expected
 
 
 def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):

@@ -190,9 +190,9 @@ A title is short.
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_topics_of_trec_have_their_ids(tmp_path, end):
-    text = "\n".join(TOPIC.format(number=n, title=f"Topic: birds {n}") for n in ("051", "MB2"))
+    text = "\n".join(TOPIC.format(number=n, title=f"Topic: birds {n}") for n in ("051", "MB2."))
     (tmp_path / "any.txt").write_text(text.replace("\n", end), newline="")
-    expected = {"51": "birds 051 and Topic: birds 051", "MB2": "birds MB2 and Topic: birds MB2"}
+    expected = {"51": "birds 051 and Topic: birds 051", "MB2.": "birds MB2. and Topic: birds MB2."}
     assert layouts.read_queries(tmp_path / "any.txt") == expected
     (tmp_path / "topics.dev.txt").write_text(
         f"7{chr(9)}who asks{end}8{chr(9)}what{end}", newline=""

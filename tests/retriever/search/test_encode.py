@@ -70,6 +70,7 @@ def test_machines_share_a_corpus(model_folder, beir, tmp_path):
     alone = encode.encode_corpus(
         Encoding(open_model(model_folder)), beir, tmp_path / "alone", shard_size=7
     )
+    assert alone.max_length == models.load_retriever(model_folder).max_seq_length  # as it says
     # Whose model and corpus lie elsewhere.
     copy = Path(shutil.copytree(model_folder, tmp_path / "copy"))
     encode.encode_corpus(
@@ -236,11 +237,16 @@ def test_a_cpu_with_bfloat16_is_used_by_default(model_folder, beir, tmp_path, mo
         Encoding(open_model(model_folder), precision="bfloat16"), beir, tmp_path / "half"
     )
     np.testing.assert_array_equal(read_vectors(tmp_path / "auto"), read_vectors(tmp_path / "half"))
-    # XLA has no such products on a CPU.
-    manifest = encode.encode_corpus(
-        Encoding(open_model(model_folder), backend=lambda *_: None), beir, tmp_path / "jax"
-    )
-    assert manifest.precision == "float32"
+    asked = []
+
+    def backend(model, folder, batch_size, precision):
+        asked.append(precision)
+
+    # XLA has no such products on a CPU, unless they are asked for.
+    for precision, expected in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        encoding = Encoding(open_model(model_folder), precision=precision, backend=backend)
+        manifest = encode.encode_corpus(encoding, beir, tmp_path / f"jax {precision}")
+        assert manifest.precision == asked[-1] == expected
 
 
 def test_an_interrupted_run_resumes_with_the_missing_shards(

@@ -76,10 +76,10 @@ def test_where_queries_are_passages_they_do_not_find_themselves(
     assert any(query in found for query, found in runs[0].items())
 
 
-@pytest.mark.parametrize("program", ["bm25", "retrieve"])
+@pytest.mark.parametrize("program", ["bm25", "retrieve", "rerank"])
 @pytest.mark.parametrize(("grade", "warned"), [(0, True), (1, False)])
 def test_queries_that_are_judged_to_find_themselves_are_not_warned_of(
-    program, grade, warned, embeddings, model_folder, beir, tmp_path, caplog
+    program, grade, warned, embeddings, model_folder, cross_encoder_folder, beir, tmp_path, caplog
 ):
     folder = shutil.copytree(beir, tmp_path / "data")
     texts = {passage.id: passage.text for passage in read_corpus(beir)}
@@ -88,6 +88,9 @@ def test_queries_that_are_judged_to_find_themselves_are_not_warned_of(
     command = [program, f"--data={folder}", "--split=own", f"--run_out={tmp_path}/run"]
     if program == "retrieve":
         command += [f"--embeddings={embeddings}", f"--model={model_folder}"]
+    if program == "rerank":
+        write_run(tmp_path / "first", {"d3": {"d3": 2.0, "d4": 1.0}})
+        command += [f"--model={cross_encoder_folder}", f"--run={tmp_path}/first"]
     assert main(command) == 0
     assert "d3" in read_run(tmp_path / "run")["d3"]
     assert ("have a result with their own id" in caplog.text) is warned

@@ -391,6 +391,7 @@ def test_copies_of_relevant_passages_are_counted_in_a_run(tmp_path, caplog):
     passages = [Passage("a", "T", "one"), Passage("b", "", "t One"), Passage("c", "", "two")]
     index = SimpleNamespace(passages=passage_table(passages))
     run = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"c": 1.0}, "other": {"b": 1.0}}
+    run["q2"] |= {"b": 0.5} | {f"x{i}": 0.9 for i in range(9)}  # the eleventh
     trec.write_run(tmp_path / "run", run)
     search.warn_of_copies_in(index, tmp_path / "run", {"q1": {"a": 1}, "q2": {"a": 1, "gone": 1}})
     assert f"1 of 2 queries of {tmp_path / 'run'} find, among their first 10" in caplog.text

@@ -19,7 +19,7 @@ from cocondenser_jax.retriever.data.folder import (
     read_split,
 )
 from cocondenser_jax.retriever.data.trec import write_run
-from cocondenser_jax.retriever.train import trainer
+from cocondenser_jax.retriever.train import cross_encoder, trainer
 from cocondenser_jax.retriever.train.bi_encoder import fill_row
 from cocondenser_jax.retriever.train.tasks import finetune
 from cocondenser_jax.retriever.train.training_data import (
@@ -236,3 +236,17 @@ def test_bad_settings_leave_nothing(config, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_new_head_is_drawn_by_the_seed_of_the_run(config, tmp_path, monkeypatch):
+    seeds = []
+
+    def load(network, max_length, head_seed):
+        seeds.append(head_seed)
+        raise UserError("no further")
+
+    monkeypatch.setattr(cross_encoder, "load_cross_encoder", load)
+    config.seed = 7
+    with pytest.raises(UserError, match="no further"):
+        finetune(config, tmp_path / "run")
+    assert seeds == [7]

@@ -106,7 +106,7 @@ def test_other_vectors_are_refused_unless_the_settings_name_one(bert_folder, poo
     options = {"n_head_layers": 0, "init_head_seed": 0}
     with pytest.raises(UserError, match=f"{re.escape(said)}.*{hint}"):
         load_folder(str(folder), **options)
-    write_json(folder / SETTINGS, {"prompts": {"query": "the words: "}})
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "the words: "}})
     mean = SPELLINGS["mean"]
     config, _ = load_folder(str(folder), representation=mean, **options)
     assert config.representation == mean._replace(prompts=(("query", "the words: "),))

@@ -249,7 +249,7 @@ def _option(option: click.Option, context: click.Context) -> str:
     said = re.search(r" \((?:default|default, \w+): (.+?)\)$", meaning)
     if said and not default:
         default, meaning = said[1], meaning[: said.start()]
-    if option.multiple:
+    if option.multiple and "may be repeated" not in meaning:
         meaning += "; may be repeated"
     kind = kind.replace("|", "\\|")
     return f"| `{option.opts[0]}{kind}` | {default} | {_escaped(meaning)} |\n"

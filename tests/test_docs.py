@@ -76,6 +76,8 @@ def test_the_page_of_commands_has_every_option_with_its_default():
             if option.opts[0] != "overrides":
                 assert f"\n| `{option.opts[0]}" in section, (name, option.opts)
     assert "| `--depth N` | 100 |" in page
+    assert "may be repeated" in page
+    assert page.count("may be repeated; may") == 0
     assert "| `--backend [torch\\|jax]` | torch |" in page
     assert max(map(len, re.findall(r"^cocondenser .*", page, re.MULTILINE))) <= 80
 

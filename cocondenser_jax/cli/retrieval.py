@@ -78,7 +78,7 @@ def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> A
     from cocondenser_jax.retriever.search.opening import Bits, Exact, Faiss
 
     if device is not None and oversampling is not None:
-        raise UserError("--device is for embeddings of numbers, --oversampling for those of bits")
+        raise UserError("--device is for float or int8 embeddings, --oversampling for binary ones")
     if parameters is not None:
         return Faiss(parameters)
     if oversampling is not None:
@@ -259,7 +259,7 @@ def search(
         nothing += ": no passage has a word of the query (a model finds others too: see encode)"
         find = _lexical_search(corpus, language, depth)
     elif model is None:
-        raise UserError("--index and --embeddings are searched with the --model of encode")
+        raise UserError("--index and --embeddings need --model: the one that encoded the passages")
     else:
         from cocondenser_jax.retriever.search.search import search_text_timed
 

@@ -174,8 +174,8 @@ def _config(network: Network, fields: Mapping[str, Any]) -> ModelConfig:
     require_float_weights(network)
     if (network.path / "adapter_config.json").is_file():
         raise UserError(
-            f"{network.path} has an adapter beside its weights, which PyTorch alone adds to them:"
-            " merge it with them (PEFT's merge_and_unload)"
+            f"{network.path} has an adapter beside its weights, which only PyTorch would apply:"
+            " merge it into them (PEFT's merge_and_unload)"
         )
     own = _read_backbone_config(network)
     own["skip_from"] = own["num_hidden_layers"] // 2
@@ -221,8 +221,8 @@ def with_missing_head(
         raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")
     if codes := [name for name in shapes if tensors[name].dtype.kind in "biu"]:
         raise UserError(
-            f"{source}: {len(codes)} tensors hold whole numbers, as the codes of quantized weights:"
-            f" {first_three(codes)}; expected the model before that"
+            f"{source}: {len(codes)} tensors hold integers, like quantized weights:"
+            f" {first_three(codes)}; expected the unquantized model"
         )
     if wrong := [
         f"{name} is {tensors[name].shape}, expected {shape}"

@@ -269,8 +269,8 @@ def _write_store(
             writer.write(rows)
     for string, n_documents in held.items():
         logger.warning(
-            "%d documents hold %s: training reads its letters, but a model in use the token of that"
-            " name, so that its vectors of such texts are others",
+            "%d documents contain %s: training reads it as ordinary text, but a model in use as a"
+            " special token, so its vectors of such texts differ",
             n_documents,
             string,
         )

@@ -171,7 +171,7 @@ def require_float_weights(network: Network) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise UserError(
             f"{network.path}/config.json: quantization_config says that the weights are quantized"
-            f" ({method}), which is not trained: expected the model before that"
+            f" ({method}), which cannot be trained: expected the unquantized model"
         )
 
 

@@ -321,7 +321,7 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
         ("search --query=x", "give one of --index, --embeddings and --corpus"),
         ("search --model=MODEL --query=x", "--model goes with --index or --embeddings"),
         ("retrieve --model=MODEL --data=DATA --run_out=r", "give one of --index and --embeddings"),
-        ("search --index=INDEX --query=x", "searched with the --model of encode"),
+        ("search --index=INDEX --query=x", "need --model: the one that encoded"),
         (
             "search --corpus=DATA --model=MODEL --query=x",
             "--model goes with --index or --embeddings",

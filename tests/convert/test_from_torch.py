@@ -246,7 +246,7 @@ def test_codes_that_no_setting_names_are_no_weights(bert_folder, file):
         state = load_file(bert_folder / "model.safetensors")
         torch.save(state, bert_folder / file)
         (bert_folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=f"1 tensors hold whole numbers, as the codes of .*{name}"):
+    with pytest.raises(UserError, match=f"1 tensors hold integers, like quantized .*{name}"):
         load_folder(str(bert_folder))
 
 

@@ -280,8 +280,8 @@ def test_documents_that_spell_special_tokens_are_counted(
     ]
     write_records(tmp_path / "texts.jsonl", ({"text": text} for text in texts))
     build_store(str(tmp_path / "texts.jsonl"), str(wordpiece_folder), tmp_path / "store")
-    (line,) = [line for line in caplog.messages if "training reads its letters" in line]
-    assert line.startswith("2 documents hold [SEP]: ")
+    (line,) = [line for line in caplog.messages if "training reads it as ordinary text" in line]
+    assert line.startswith("2 documents contain [SEP]: ")
     library = AutoTokenizer.from_pretrained(wordpiece_folder)
     assert library("[SEP]", add_special_tokens=False)["input_ids"] == [library.sep_token_id]
 

@@ -89,8 +89,8 @@ def evaluate_run(
     mean = mean_over_queries(per_query)
     if zeros := [metric for metric, value in mean.items() if value == 0]:
         logger.warning(
-            "%s: %s is 0 for each of the %d judged queries; do run and judgments name passages"
-            " alike?",
+            "%s: %s is 0 for each of the %d judged queries; do the run and the judgments"
+            " use the same ids?",
             name,
             ", ".join(zeros),
             len(qrels),
@@ -131,7 +131,7 @@ def check_results(run: Run, queries: Collection[str], having: str, name: str = "
         )
     if without:
         logger.warning(
-            "%s: %d of %d %s queries have no result: they count 0",
+            "%s: %d of %d %s queries have no result: they count as 0",
             *(name, without, len(queries), having),
         )
 

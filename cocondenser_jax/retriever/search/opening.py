@@ -134,8 +134,8 @@ def _fitting(folder: Path, manifest: Manifest, given: VectorSearch | None) -> Ve
     is_bits = manifest.dtype == BINARY
     default = Faiss() if manifest.is_index else Bits() if is_bits else Exact()
     if given is not None and type(given) is not type(default):
-        of_what = "bits" if is_bits else "numbers"
-        held = "an index" if manifest.is_index else f"embeddings of {of_what}"
+        embeddings = "binary embeddings" if is_bits else "embeddings"
+        held = "an index" if manifest.is_index else embeddings
         expected, others = default._fields[0], given._fields[0]
         raise UserError(f"{folder} holds {held}, searched with {expected}, not {others}")
     if isinstance(given, Exact):

@@ -84,15 +84,15 @@ def require_quantizable(dtype: str, representation: Representation) -> None:
     """Raises a UserError where a number format cannot stand for a model's vectors."""
     if dtype == BINARY and not representation.is_cosine:
         raise UserError(
-            "--dtype=binary keeps no lengths of vectors, which inner products need: expected a"
-            " model of cosines, or --dtype=int8"
+            "--dtype=binary loses the lengths of vectors, which inner products need: expected a"
+            " model that compares by cosine, or --dtype=int8"
         )
 
 
 def require_whole_bytes(dtype: str, dimension: int) -> None:
     """Raises a UserError for bits of vectors that do not fill their bytes."""
     if dtype == BINARY and dimension % 8:
-        raise UserError(f"--dtype=binary packs 8 numbers to a byte: vectors here have {dimension}")
+        raise UserError(f"--dtype=binary packs 8 dimensions into a byte: these have {dimension}")
 
 
 def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:

@@ -188,7 +188,9 @@ def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
     qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}}
     run = {query: {"x": 3.0, **grades} for query, grades in qrels.items()}
     evaluate_run(qrels, run, ["MRR@2", "Success@1"])
-    warning = "is 0 for each of the 2 judged queries; do run and judgments name passages alike?"
+    warning = (
+        "is 0 for each of the 2 judged queries; do the run and the judgments use the same ids?"
+    )
     assert caplog.messages == [f"the run: Success@1 {warning}"]
     caplog.clear()
     evaluate_run(qrels, {query: {"x": 2.0, "y": 1.0} for query in qrels}, ["MRR@2", "Success@1"])

@@ -214,11 +214,11 @@ def test_what_bits_cannot_say_is_refused(model_folder, beir, unread_corpus, tmp_
     for encoding, said in (
         (
             Encoding(open_model(model_folder, Given(similarity="dot"))),
-            "keeps no lengths of vectors",
+            "loses the lengths of vectors",
         ),
         (
             Encoding(open_model(model_folder, Given(dimensions=12))),
-            "8 numbers to a byte: .* have 12",
+            "8 dimensions into a byte: .* have 12",
         ),
     ):
         with pytest.raises(UserError, match=f"--dtype=binary .*{said}"):
@@ -232,8 +232,8 @@ def test_how_to_search_goes_with_what_a_folder_holds(make, model_folder, tmp_pat
     places = {Exact: make("int8"), Bits: make("binary"), Faiss: tmp_path / "index"}
     build_index(places[Exact], places[Faiss])
     said = {
-        Exact: "embeddings of numbers, searched with device, not ",
-        Bits: "embeddings of bits, searched with oversampling, not ",
+        Exact: "embeddings, searched with device, not ",
+        Bits: "binary embeddings, searched with oversampling, not ",
         Faiss: "an index, searched with parameters, not ",
     }
     for held, folder in places.items():
@@ -248,7 +248,7 @@ def test_how_to_search_goes_with_what_a_folder_holds(make, model_folder, tmp_pat
         (["--device=cpu"], f"{places[Bits]} holds {said[Bits]}device"),
         (
             ["--device=cuda", "--oversampling=2"],
-            "--device is for embeddings of numbers, --oversampling for those of bits",
+            "--device is for float or int8 embeddings, --oversampling for binary ones",
         ),
         (["--parameters=nprobe=2"], "--parameters goes with --index"),
     ):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.pipelines import adapt as adapting
+from cocondenser_jax.pipelines import pretraining
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search.models import load_retriever, towers
@@ -69,7 +69,7 @@ def adapt_to(world, tmp_path, monkeypatch, capsys):
 
     def run(published, trained, *flags):
         copy = lambda config, run, out: shutil.copytree(trained, out)  # noqa: E731
-        monkeypatch.setattr(adapting, "pretrain_model", copy)
+        monkeypatch.setattr(pretraining, "pretrain_model", copy)
         workdir = tmp_path / published.name
         words = [f"--corpus={world.data}", f"--model={published}", f"--workdir={workdir}"]
         assert main(["adapt", *words, "--config.data.length=64", *flags]) == 0
@@ -154,7 +154,7 @@ def test_queries_that_are_passages_are_left_out_of_every_ranking(
     write_records(data / "corpus.jsonl", records)
     write_records(data / "queries.jsonl", records[:10])
     write_qrels(data / "qrels" / "test.tsv", {f"a{i}": {f"a{i ^ 1}": 1} for i in range(10)})
-    monkeypatch.setattr(adapting, "pretrain_model", lambda _, __, out: shutil.copytree(
+    monkeypatch.setattr(pretraining, "pretrain_model", lambda _, __, out: shutil.copytree(
         world.seeing, out))  # fmt: skip
     words = ["adapt", f"--corpus={data}", f"--model={world.seeing}", "--config.data.length=64"]
     for name, flags in (("with", []), ("without", ["--ignore_identical_ids"])):

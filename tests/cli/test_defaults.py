@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import sys
 import textwrap
 from typing import Literal, get_args, get_origin, get_type_hints
 from unittest.mock import MagicMock
@@ -17,7 +18,7 @@ from unittest.mock import MagicMock
 import click
 import pytest
 
-from cocondenser_jax.cli import flags
+from cocondenser_jax.cli import flags, retrieval, training
 from cocondenser_jax.cli.flags import PROGRAM
 
 # Beside the required flags; and an index, unless embeddings are.
@@ -30,14 +31,33 @@ VALUES = {"report": "page.html", "task": "1/2", "weights": "1,2", "step": "7"}
 
 
 def functions_of(command):
-    """Yields (module, name) of the functions that a command imports."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(command.callback)))
+    """Yields (module, name) of the functions that a command imports, itself or where it opens."""
+    source = textwrap.dedent(inspect.getsource(command.callback))
+    tree = ast.parse(source + inspect.getsource(retrieval._open) * ("_open(" in source))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module)
             for alias in node.names:
                 if inspect.isfunction(getattr(module, alias.name)):
                     yield module, alias.name
+
+
+@functools.cache
+def names_for_types(module):
+    """Returns what a module imports for a type checker alone; of other libraries, `object`."""
+    names = {}
+    for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for line in node.body:
+                is_ours = line.module.startswith("cocondenser_jax.")
+                found = importlib.import_module(line.module) if is_ours else None
+                names |= {each.name: getattr(found, each.name, object) for each in line.names}
+    return names
+
+
+def hints_of(annotated):
+    """Returns the types of the arguments of a function, or of the fields of a record."""
+    return get_type_hints(annotated, localns=names_for_types(annotated.__module__))
 
 
 class Arguments:
@@ -57,9 +77,7 @@ class Arguments:
                 self.defaults[key] = defaults[name]
             if isinstance(value, tuple) and hasattr(value, "_asdict"):
                 kind = type(value)
-                self.note(
-                    kind.__name__, get_type_hints(kind), kind._field_defaults, value._asdict()
-                )
+                self.note(kind.__name__, hints_of(kind), kind._field_defaults, value._asdict())
                 value = kind
             if isinstance(value, functools.partial):
                 value = (value.func, *value.args)
@@ -77,7 +95,7 @@ class Arguments:
         @functools.wraps(function)
         def note(*arguments, **options):
             bound = signature.bind(*arguments, **options).arguments
-            self.note(function.__name__, get_type_hints(function), defaults, bound)
+            self.note(function.__name__, hints_of(function), defaults, bound)
             return MagicMock()
 
         return note
@@ -95,11 +113,14 @@ def call(name, words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flags, "_PACKAGES", {})
         patch.setattr(flags, "read_object", lambda path: {"from": path})
+        patch.setattr(training, "_require_hosts", MagicMock())  # of three flags, one is given
         for module, function in functions_of(command):
             patch.setattr(module, function, noted.noting(getattr(module, function)))
         if name in GIVEN:
             place = [] if EMBEDDINGS in words else ["--index=folder"]
-            words = [*GIVEN[name], *place, *words]
+            others = {word.split("=")[0] for word in words}
+            own = [word for word in GIVEN[name] if word.split("=")[0] not in others]
+            words = [*own, *place, *words]
         with contextlib.suppress(TypeError, ValueError, LookupError):  # what prints needs results
             command.main([*required, *words], standalone_mode=False)
     return noted

@@ -111,7 +111,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
             judged = Judged(metric_name(names[0]), judgments, queries, data)
             old, new = rankings[compare_with], rankings[run]
             firsts = {each.name: each.first for each in (old, new)}
-            warn_of_copies(firsts, judgments, read_texts(data))
+            warn_of_copies(firsts, judgments, lambda _: read_texts(data))
             write_changes(report, old, new, judged)
             print_text(f"report: {report}")
     if json_out:

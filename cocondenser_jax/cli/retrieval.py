@@ -348,7 +348,7 @@ def retrieve(
         relevant_passages,
         warn_of_missing,
     )
-    from cocondenser_jax.retriever.search.search import count_passages, retrieve, warn_of_copies_in
+    from cocondenser_jax.retriever.search.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
     # A mistake in them need not wait for the index.
@@ -364,8 +364,11 @@ def retrieve(
     )
     warn_of_missing(count_passages(opened, relevant), relevant, split)
     metrics = retrieve(
-        opened, asked, run_out, depth=depth, ignore_identical_ids=ignore_identical_ids
+        opened,
+        asked,
+        run_out,
+        depth=depth,
+        ignore_identical_ids=ignore_identical_ids,
+        counts_copies=True,
     )
-    if asked.qrels:
-        warn_of_copies_in(opened, run_out, asked.qrels)
     print_metrics(metrics, json_out)

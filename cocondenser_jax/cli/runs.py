@@ -45,6 +45,7 @@ def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1
         depth=depth,
         settings=Bm25Settings(k1=k1, b=b, language=language),
         ignore_identical_ids=ignore_identical_ids,
+        counts_copies=True,
     )
     print_metrics(metrics, json_out)
 

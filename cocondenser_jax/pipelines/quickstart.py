@@ -25,7 +25,8 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +55,7 @@ from cocondenser_jax.retriever.compare.comparison import (
 from cocondenser_jax.retriever.compare.report import ResultRow, write_report
 from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, write_store
 from cocondenser_jax.retriever.data.beir import write_beir, write_passages
-from cocondenser_jax.retriever.data.folder import read_split
+from cocondenser_jax.retriever.data.folder import read_split, read_texts
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.ranking import DEFAULT_METRICS
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
@@ -153,7 +154,12 @@ def compare_candidates(
     for candidate in candidates:
         results = [*candidate.models, *(candidate.folder / name for name in _RESULTS)]
         entries.append(Entry(candidate.name, False, results))
-    return compare_entries(workdir, trial, entries, baselines=[candidates[-1].name]).rows
+    texts = partial(_read_texts, trial)
+    return compare_entries(workdir, trial, entries, [candidates[-1].name], texts).rows
+
+
+def _read_texts(trial: Trial, _: set[str]) -> Iterator[tuple[str, str]]:
+    return read_texts(trial.passages)
 
 
 class Docstring(NamedTuple):

@@ -10,7 +10,7 @@ from cocondenser_jax.errors import first_words
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
 from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.ranking import Metrics, evaluate_run
+from cocondenser_jax.retriever.data.ranking import Metrics, measure_run
 from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
 
 N_SHOWN = 20  # queries that gain, and as many that lose
@@ -81,8 +81,8 @@ def measure(
     *,
     ignore_identical_ids: bool = False,
 ) -> Ranking:
-    """Measures a run; see `evaluate_run` for all arguments but its name and its file."""
-    measured = evaluate_run(
+    """Measures a run; see `evaluate_run` for all arguments but its file."""
+    measured = measure_run(
         qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
     )
     first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)

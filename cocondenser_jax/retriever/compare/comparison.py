@@ -17,6 +17,7 @@ queries: the rankings are then made again, of the same vectors.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -39,13 +40,12 @@ from cocondenser_jax.retriever.compare.trial import STARTED, Trial
 from cocondenser_jax.retriever.data.folder import (
     read_asked,
     read_split,
-    read_texts,
 )
 from cocondenser_jax.retriever.data.ranking import cutoffs_of, longest_ranking, warn_of_cutoffs
-from cocondenser_jax.retriever.data.same_text import warn_of_copies
+from cocondenser_jax.retriever.data.same_text import Texts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import Qrels, read_run, write_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
-from cocondenser_jax.retriever.search.embeddings import read_manifest
+from cocondenser_jax.retriever.search.embeddings import open_shards, read_manifest, texts_of
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.fuse import Method, fuse_runs
 from cocondenser_jax.retriever.search.opening import open_index
@@ -135,7 +135,9 @@ def compare_models(
     entries = rank_by_all(workdir, trial, models)
     known = {"", *baselines} if baselines else {"", *(model.name for model in models)}
     names = [entry.name for entry in entries if entry.model in known]
-    compared = compare_entries(workdir, trial, entries, names)
+    embeddings = _embeddings_of(workdir, models[0])
+    passages = open_shards(embeddings, read_manifest(embeddings))
+    compared = compare_entries(workdir, trial, entries, names, partial(texts_of, passages))
     write_json(workdir / "results.json", [row._asdict() for row in compared.rows])
     return compared
 
@@ -168,7 +170,7 @@ def search_flags(
     language = [] if trial.language == LANGUAGE else [f"--language={trial.language}"]
     if model is None or winner == BM25:
         return [f"--corpus={trial.passages}", *language]
-    flags = [f"--embeddings={workdir / 'models' / model.name / 'embeddings'}"]
+    flags = [f"--embeddings={_embeddings_of(workdir, model)}"]
     if any(row.name == winner and row.is_fused for row in compared.rows):
         flags += [f"--hybrid={FUSION}", *language]
     return [*flags, f"--model={model.model.name}"]
@@ -188,7 +190,11 @@ def passages_note(compared: Compared) -> list[str]:
 
 
 def compare_entries(
-    workdir: Path, trial: Trial, entries: Sequence[Entry], baselines: Collection[str]
+    workdir: Path,
+    trial: Trial,
+    entries: Sequence[Entry],
+    baselines: Collection[str],
+    texts: Texts,
 ) -> Compared:
     """Evaluates rankings by judgments, and tests each against the best baseline.
 
@@ -197,6 +203,7 @@ def compare_entries(
       trial: where the judgments are, and what is computed of them.
       entries: one for each row.
       baselines: names of entries; the best is that with the highest mean of the first metric.
+      texts: of the passages.
     """
     _, qrels = read_split(trial.data, trial.split)
     evaluations = []
@@ -226,7 +233,7 @@ def compare_entries(
     warn_of_cutoffs(longest, cutoffs_of(trial.metrics))
     _warn_of_unjudged(rankings.values(), qrels)
     firsts = {name: ranking.first for name, ranking in rankings.items()}
-    warn_of_copies(firsts, qrels, read_texts(trial.passages))
+    warn_of_copies(firsts, qrels, texts)
     return Compared(result_rows(evaluations, baselines), trial, rankings)
 
 
@@ -251,11 +258,15 @@ def _warn_of_unjudged(rankings: Collection[Ranking], qrels: Qrels) -> None:
             )
 
 
+def _embeddings_of(workdir: Path, model: RankedModel) -> Path:
+    return workdir / "models" / model.name / "embeddings"
+
+
 def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
     """Makes, once, the rankings by a model's vectors, alone and fused with BM25."""
-    folder = workdir / "models" / model.name
+    embeddings = _embeddings_of(workdir, model)
+    folder = embeddings.parent
     start_or_compare(folder / STARTED, {"model": model.model.sha256()})
-    embeddings = folder / "embeddings"
     dense = folder / "dense.trec"
     if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
         with timed(workdir, embeddings):

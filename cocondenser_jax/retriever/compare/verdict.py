@@ -23,7 +23,7 @@ from cocondenser_jax.retriever.data.significance import (
 PUBLISHED = "published"  # the model as it was
 ADAPTED = "adapted"  # the model after training
 
-Outcome = Literal["helped", "no difference", "harmed"]
+Outcome = Literal["helped", "undecided", "harmed"]
 
 
 class Verdict(NamedTuple):
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
         means = f"{self.after} {self.test['mean']:.4f}, {self.before} {self.test['other_mean']:.4f}"
         p = f"p {format_p(self.p, self.n_tests)}"
         figures = [self.outcome, self.metric, means, describe_difference(self.test), p]
-        if self.outcome == "no difference":
+        if self.outcome == "undecided":
             figures.append(describe_power(self.test))
         return " | ".join(figures)
 
@@ -73,7 +73,7 @@ def judge(compared: Compared) -> Verdict:
     best = max(adapted, key=lambda row: row.metrics[metric])
     p_values = corrected_p(rows)
     found = Verdict(
-        outcome="no difference",
+        outcome="undecided",
         metric=metric,
         after=best.name,
         before=before.name,
@@ -103,7 +103,7 @@ def _likeliest_harm(compared: Compared, adapted: Sequence[ResultRow], metric: st
     p_values = correct({names: test["randomization_p"] for names, test in tests.items()})
     after, before = min(tests, key=lambda names: (tests[names]["difference"] >= 0, p_values[names]))
     return Verdict(
-        outcome="no difference",
+        outcome="undecided",
         metric=metric,
         after=after,
         before=before,

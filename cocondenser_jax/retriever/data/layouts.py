@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _IDS = ("_id", "id")
 _QUERY_IDS = (*_IDS, "query_id")
+# Lines of a .txt of queries: where each begins with a number, greater than the one before, these
+# are ids, which would be searched for as words.
+_FEWEST_NUMBERED = 3
 # What an id that was made of a file's name and a number must not have in a run.
 _UNFIT = re.compile(r"[\s\0%]")
 
@@ -45,10 +48,11 @@ class Passage(NamedTuple):
 def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Passage]:
     """Yields the passages of a source (see `sources.open_records`), one at a time.
 
-    Passages without ids have the number of their line or row, in a folder of several files after
-    the path of the file; a line in the log tells it. A document's URL in a table goes before its
-    title, so encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv 2101.08751,
-    which put separators between them.
+    Passages without title and text are yielded too, and counted in a warning: judgments may name
+    them. Passages without ids have the number of their line or row, in a folder of several files
+    after the path of the file; a line in the log tells it. A document's URL in a table goes before
+    its title, so encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv
+    2101.08751, which put separators between them.
 
     Args:
       source: as `corpus` takes it.
@@ -59,6 +63,7 @@ def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Pass
     """
     ids: set[str] = set()
     have_ids: bool | None = None
+    n_empty = 0
     for record in chain.from_iterable(piece() for piece in open_records(str(source))):
         has_id = _find_id(record.fields, _IDS) is not None
         if have_ids is None:
@@ -73,9 +78,14 @@ def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Pass
             ids.add(name)
         else:
             name = _UNFIT.sub(lambda character: quote(character[0]), record.number)
-        yield _to_passage(name, record)
+        passage = _to_passage(name, record)
+        n_empty += _is_blank(passage.text) and _is_blank(passage.title)
+        yield passage
     if have_ids is None:
         raise UserError(f"{source} is empty")
+    if n_empty:
+        line = f"{source}: {n_empty:,} passages have neither title nor text; they are kept"
+        log_once(logger, line)
 
 
 def read_queries(path: Path) -> dict[str, str]:
@@ -103,6 +113,10 @@ def _to_passage(name: str, record: Record) -> Passage:
         raise UserError(f"{where}: the field 'text' is missing")
     title = _string(fields, "title", where) if fields.get("title") else ""
     return Passage(name, f"{url} {title}".strip() if url else title, _string(fields, "text", where))
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
 
 
 def _string(fields: Mapping[str, Any], field: str, where: str) -> str:
@@ -146,7 +160,7 @@ def _read_text(
         yield from read_rows(path, lines, ("id", "text"))
     elif first[1]:
         require_prose(path, [first])
-        for number, line in lines:
+        for number, line in _without_ids(path, lines):
             where = f"{path}:{number}"
             if "\t" in line.strip():
                 raise UserError(
@@ -154,6 +168,23 @@ def _read_text(
                     " .tsv file whose first line is id and text, or in topics.NAME.txt"
                 )
             yield where, {"_id": number, "text": line}
+
+
+def _without_ids(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yields lines; raises a UserError after the last where each began with a number, rising."""
+    last, n_rising, n_lines = -1, 0, 0
+    for number, line in lines:
+        n_lines += 1
+        begin = re.match(r"\s*(\d{1,18})\s+\S", line)
+        if begin and n_rising == n_lines - 1 and int(begin[1]) > last:
+            last, n_rising = int(begin[1]), n_lines
+        yield number, line
+    if n_rising == n_lines >= _FEWEST_NUMBERED:
+        raise UserError(
+            f"{path}: each of its {n_lines} lines begins with a number, as with an id: expected"
+            " queries alone; where they have ids, a .tsv file whose first line is id and text, or"
+            " tabs after them in topics.NAME.txt"
+        )
 
 
 def _read_topics(

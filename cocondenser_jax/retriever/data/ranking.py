@@ -45,7 +45,7 @@ def evaluate_run(
 
     A judged query without results or without a relevant passage counts as 0, as with trec_eval -c.
     Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`. Warns
-    of a metric that is 0 for every query.
+    of a metric that is 0 for every query, and of one that is deeper than any ranking.
 
     Args:
       qrels: the judgments; a grade below 0 is "in the pool, not judged", as in trec_eval: infAP,
@@ -59,6 +59,23 @@ def evaluate_run(
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
     """
+    cutoffs = cutoffs_of(metrics)
+    measured = measure_run(
+        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
+    )
+    warn_of_cutoffs({name: longest_ranking(run)}, cutoffs)
+    return measured
+
+
+def measure_run(
+    qrels: Qrels,
+    run: Run,
+    metrics: Sequence[str],
+    *,
+    ignore_identical_ids: bool = False,
+    name: str = "the run",
+) -> Metrics:
+    """Does what `evaluate_run` does, but for the warning of cutoffs, which several runs share."""
     if ignore_identical_ids:
         require_other_answers(qrels)
         run = drop_identical_ids(run)

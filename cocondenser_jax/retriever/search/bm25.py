@@ -23,6 +23,7 @@ from cocondenser_jax.retriever.data.folder import (
     passage_text,
     read_asked,
     read_corpus,
+    read_texts,
     relevant_passages,
     searched_passages,
     warn_of_missing,
@@ -31,6 +32,7 @@ from cocondenser_jax.retriever.data.identical_ids import (
     watch_identical_ids,
     without_identical_id,
 )
+from cocondenser_jax.retriever.data.same_text import note_firsts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import Results, Run, require_any, write_results
 from cocondenser_jax.retriever.search.embeddings import passage_at, passage_table
 from cocondenser_jax.retriever.search.import_bm25s import import_bm25s
@@ -101,10 +103,12 @@ def write_bm25_run(
     settings: Bm25Settings = _DEFAULTS,
     *,
     ignore_identical_ids: bool = False,
+    counts_copies: bool = False,
 ) -> dict[str, float]:
     """Ranks passages for the queries of a data folder, or of a split; writes a TREC run.
 
-    See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. Returns the number of
+    See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. With `counts_copies` it
+    reads the passages once more, and does what `warn_of_copies` does. Returns the number of
     queries, and the seconds that indexing, searching and writing took.
 
     Raises:
@@ -134,9 +138,12 @@ def write_bm25_run(
             f"{data_folder}: all that BM25 finds for any of the {len(queries)} queries is the"
             " passage of the same id, which is left out",
         )
-    write_results(run_out, watch_identical_ids(results, qrels))
-    warn_of_missing(len(relevant.intersection(built.ids)), relevant, split)
+    firsts: dict[str, Sequence[str]] = {}
+    write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), qrels))
     seconds = time.perf_counter() - start
+    warn_of_missing(len(relevant.intersection(built.ids)), relevant, split)
+    if counts_copies and qrels:
+        warn_of_copies({str(run_out): firsts}, qrels, lambda _: read_texts(source))
     return {"queries": len(queries), "seconds_with_indexing": seconds}
 
 

@@ -7,12 +7,13 @@ n + i, 2n + i and so on to its own `runs.task_folder`; they are read as one fold
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow  # type: ignore[import-untyped]
+import pyarrow.compute  # type: ignore[import-untyped]
 import pyarrow.ipc  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -20,6 +21,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import require_same, task_folders
 from cocondenser_jax.files.whole import new_file, read_object
 from cocondenser_jax.representation import Representation, from_json, to_json
+from cocondenser_jax.retriever.data.folder import passage_text
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search.finite import are_finite, require_finite
 from cocondenser_jax.retriever.search.quantized import (
@@ -97,6 +99,22 @@ def passage_table(passages: Iterable[Passage]) -> pyarrow.Table:
 def passage_at(table: pyarrow.Table, row: int) -> Passage:
     """Reads the passage of a row."""
     return Passage(*(table[name][row].as_py() for name in PASSAGES.names))
+
+
+def rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None]:
+    """Returns the row of each name; None where no row has it."""
+    places_N = pyarrow.compute.index_in(ids, value_set=pyarrow.array(names, ids.type))
+    rows = np.flatnonzero(places_N.is_valid().to_numpy())
+    row_of = dict(zip(places_N.drop_null().to_pylist(), rows.tolist(), strict=True))
+    return [row_of.get(i) for i in range(len(names))]
+
+
+def texts_of(table: pyarrow.Table, names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yields ids and texts, as `passage_text` joins them, of those passages that a table has."""
+    for row in rows_of(table["id"], [*names]):
+        if row is not None:
+            passage = passage_at(table, row)
+            yield passage.id, passage_text(passage)
 
 
 def write_table(path: Path, table: pyarrow.Table) -> None:

@@ -7,6 +7,7 @@ first round's retriever.
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +60,7 @@ def mine(
     """
     scored = _scored_exclusions(denoising) if denoising else {}
     qrels = with_positives(read_split(data_folder, split)[1])
-    judged = _with_copies(qrels, data_folder)
+    judged = _answers(qrels, data_folder)
     # Joined to one text, the names of a query's passages take a tenth of the memory.
     best = [
         {query: " ".join(names) for query, names in best_by_query(source, qrels, depth)}
@@ -96,8 +97,8 @@ def mine(
     return summary | {f"excluded, {reason}": count for reason, count in excluded.items()}
 
 
-def _with_copies(qrels: Qrels, data_folder: Path) -> Qrels:
-    """Adds the passages with the text of a relevant one; warns where there are no texts."""
+def _answers(qrels: Qrels, data_folder: Path) -> Qrels:
+    """Adds copies to the relevant passages; warns where there are no texts."""
     try:
         corpus = corpus_file(data_folder)
     except UserError:
@@ -105,9 +106,7 @@ def _with_copies(qrels: Qrels, data_folder: Path) -> Qrels:
             "%s has no passages: negatives may have the text of a relevant passage", data_folder
         )
         return qrels
-    names = {passage for grades in qrels.values() for passage in grades}
-    known = ((name, text) for name, text in read_texts(corpus) if name in names)
-    return with_copies(qrels, known, read_texts(corpus))
+    return with_copies(qrels, partial(read_texts, corpus))
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:

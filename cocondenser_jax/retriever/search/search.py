@@ -3,32 +3,28 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.compute  # type: ignore[import-untyped]
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import without_surrogates
-from cocondenser_jax.retriever.data.folder import Asked, passage_text
+from cocondenser_jax.retriever.data.folder import Asked
 from cocondenser_jax.retriever.data.identical_ids import watch_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.same_text import DEPTH, warn_of_copies
+from cocondenser_jax.retriever.data.same_text import note_firsts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import (
-    Qrels,
     Results,
     Run,
-    first_passages,
-    read_results,
     require_any,
     write_results,
 )
 from cocondenser_jax.retriever.search.bm25 import rank_by_bm25
-from cocondenser_jax.retriever.search.embeddings import passage_at
+from cocondenser_jax.retriever.search.embeddings import passage_at, rows_of, texts_of
 from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.fuse import fuse_scores
 from cocondenser_jax.retriever.search.opening import Index, OpenIndex
@@ -67,9 +63,11 @@ def retrieve(
     depth: int = 100,
     *,
     ignore_identical_ids: bool = False,
+    counts_copies: bool = False,
 ) -> dict[str, float]:
     """Searches for queries and writes a TREC run; see `search_run_timed`.
 
+    With `counts_copies` it does what `warn_of_copies` does; `compare` does it for all its runs.
     Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
     Returns the numbers of queries and passages, and the seconds that encoding the queries and
     searching took.
@@ -78,7 +76,10 @@ def retrieve(
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
     none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
     results = require_any(results, none_found)
-    write_results(run_out, watch_identical_ids(results, qrels))
+    firsts: dict[str, Sequence[str]] = {}
+    write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), qrels))
+    if counts_copies and qrels:
+        warn_of_copies({str(run_out): firsts}, qrels, partial(texts_of, index.passages))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():
         metrics[f"{step}_seconds"] = value
@@ -86,18 +87,9 @@ def retrieve(
     return metrics
 
 
-def warn_of_copies_in(index: Index, run: Path, qrels: Qrels) -> None:
-    """Does what `warn_of_copies` does for a run of passages that an index has."""
-    firsts = {query: first_passages(s, DEPTH) for query, s in read_results(run) if query in qrels}
-    names = {*chain(*firsts.values(), *qrels.values())}
-    rows = _rows_of(index.passages["id"], [*names])
-    passages = (passage_at(index.passages, row) for row in rows if row is not None)
-    warn_of_copies({str(run): firsts}, qrels, ((p.id, passage_text(p)) for p in passages))
-
-
 def count_passages(index: Index, names: Collection[str]) -> int:
     """Counts the ids that an index has passages of."""
-    rows = _rows_of(index.passages["id"], [*names])
+    rows = rows_of(index.passages["id"], [*names])
     return len(rows) - rows.count(None)
 
 
@@ -128,7 +120,7 @@ def _search(
     if not queries:
         return iter(()), {}
     ids = index.passages["id"]
-    own_Q = _rows_of(ids, list(queries)) if ignore_identical_ids else None
+    own_Q = rows_of(ids, list(queries)) if ignore_identical_ids else None
     ranking_Q, seconds = _rank(index, list(queries.values()), depth, own_Q)
     results = (
         (query, {ids[row].as_py(): score for row, score in ranking.items()})
@@ -149,14 +141,6 @@ def search_text_timed(index: Index, query: str, k: int = 10) -> tuple[list[Hit],
     (ranking,), seconds = _rank(index, [query], k)
     hits = [Hit(score, passage_at(index.passages, row)) for row, score in ranking.items()]
     return hits, seconds
-
-
-def _rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None]:
-    """Returns the row of each name; None where no row has it."""
-    places_N = pyarrow.compute.index_in(ids, value_set=pyarrow.array(names, ids.type))
-    rows = np.flatnonzero(places_N.is_valid().to_numpy())
-    row_of = dict(zip(places_N.drop_null().to_pylist(), rows.tolist(), strict=True))
-    return [row_of.get(i) for i in range(len(names))]
 
 
 def _drop_rows(

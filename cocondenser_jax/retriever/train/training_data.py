@@ -209,7 +209,8 @@ def read_training(
         "the number of queries with a positive",
     )
     relevant = dict(judgments[i] for i in numbers)
-    judged = _with_copies(relevant, passages)
+    judged = with_copies(relevant, passages.texts)
+    _log_copies(count_added(relevant, judged))
     candidates: Mapping[str, Names] = {}
     if "negatives_run" in files:
         candidates = _store_pool(settings, checksums["negatives_run"], judged, passages, stored)
@@ -229,17 +230,13 @@ def read_training(
     )
 
 
-def _with_copies(relevant: Qrels, passages: StoredPassages) -> Qrels:
-    """Adds the passages with the text of a relevant one, which are no negatives of its query."""
-    names = dict.fromkeys(chain.from_iterable(relevant.values()))
-    judged = with_copies(relevant, ((name, passages[name]) for name in names), passages.texts())
-    if n_added := count_added(relevant, judged):
+def _log_copies(n_added: int) -> None:
+    if n_added:
         logger.warning(
             "%d passages with the text of a query's relevant one, under another id, are not its"
             " negatives",
             n_added,
         )
-    return judged
 
 
 def _store_passages(

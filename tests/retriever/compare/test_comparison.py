@@ -38,6 +38,10 @@ def test_a_ranking_is_named_by_what_makes_it():
     assert ranking_name("adapted", is_fused=True) == "adapted + BM25"
 
 
+def texts(names):
+    return ((name, "a text") for name in names if name != "x")
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A collection, and two runs: one has the passage of every query at rank 1, one at rank 2."""
@@ -62,7 +66,7 @@ def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     first, second = (folder / f"{name}.trec" for name in ("first", "second"))
     entries = [Entry("", False, [second]), Entry("new", True, [folder / "model", first])]
     trial = Trial(folder / "data", metrics=("MRR@10",))
-    bm25, new = compare_entries(folder, trial, entries, baselines).rows
+    bm25, new = compare_entries(folder, trial, entries, baselines, texts).rows
     assert (bm25.name, bm25.model, bm25.is_fused) == ("BM25", "", False)
     assert (new.name, new.model, new.is_fused) == ("new + BM25", "new", True)
     assert (bm25.metrics, new.metrics) == ({"MRR@10": 0.5}, {"MRR@10": 1.0})
@@ -99,7 +103,8 @@ def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):
     (folder / "second.trec").write_text("".join(lines))
     runs = (folder / f"{name}.trec" for name in ("first", "second"))
     entries = [Entry(name, False, [run]) for name, run in zip(("one", "other"), runs, strict=True)]
-    compare_entries(folder, Trial(folder / "data", metrics=("MRR@10",)), entries, ["one"])
+    trial = Trial(folder / "data", metrics=("MRR@10",))
+    compare_entries(folder, trial, entries, ["one"], texts)
     (line,) = [line for line in caplog.messages if "not judged itself" in line]
     assert line.startswith(f"{N // 2} of {N} queries of other find, among their first 10 passages")
 

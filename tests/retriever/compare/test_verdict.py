@@ -37,11 +37,11 @@ def compare_rankings(n_queries, **values):
     [
         (8, 0.6, "helped", "adapted + BM25", 4 * 2 / 2**8),
         # By itself, this test's p is 0.031.
-        (6, 0.6, "no difference", "published + BM25", 4 * 2 / 2**6),
-        (7, 0.6, "no difference", "published + BM25", 4 * 2 / 2**7),
-        (8, 0.5, "no difference", "published + BM25", 1.0),
+        (6, 0.6, "undecided", "published + BM25", 4 * 2 / 2**6),
+        (7, 0.6, "undecided", "published + BM25", 4 * 2 / 2**7),
+        (8, 0.5, "undecided", "published + BM25", 1.0),
         (8, 0.45, "harmed", "published + BM25", 2 * 2 / 2**8),
-        (6, 0.45, "no difference", "published + BM25", 4 * 2 / 2**6),
+        (6, 0.45, "undecided", "published + BM25", 4 * 2 / 2**6),
     ],
 )
 def test_the_verdict_is_by_corrected_tests(n_queries, fused, outcome, winner, p):

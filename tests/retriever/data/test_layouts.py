@@ -215,12 +215,35 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
         ("a.txt", "<top>\n<num> 1\n</top>", "a.txt:1: expected <top>, a <num>, a <title> with"),
         ("a.txt", "<top>\n<num> 1\n<title> a", "a.txt:1: a topic without </top>"),
         ("a.txt", "<top>\n<title> a\n<top>\n<num> 2\n</top>", "a.txt:1: expected <top>, a <num>"),
+        ("a.txt", "1 who is a\n12 who is b\n101 who", "a.txt: each of its 3 lines begins with a"),
     ],
 )
 def test_lines_that_are_no_queries_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         layouts.read_queries(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["2 chainz net worth", "50 cent age"],  # too few to tell
+        ["2 chainz net worth", "who is c", "50 cent age"],
+        ["50 cent age", "2 chainz net worth", "112 songs"],
+        ["3 idiots cast", "3 days grace", "300 movie"],
+        ["1", "2", "3"],
+    ],
+)
+def test_queries_that_begin_with_a_number_are_queries(tmp_path, lines):
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    assert [*layouts.read_queries(tmp_path / "log.txt").values()] == lines
+
+
+def test_passages_without_text_are_kept_and_counted(tmp_path, caplog):
+    texts = [{"text": " \n"}, {"text": "", "title": "a title"}, {"text": "", "title": ""}]
+    file = write_records(tmp_path / "a.jsonl", [{"_id": str(i), **t} for i, t in enumerate(texts)])
+    assert len([*layouts.read_passages(file)]) == 3
+    assert caplog.messages == [f"{file}: 2 passages have neither title nor text; they are kept"]
 
 
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path):

@@ -200,6 +200,11 @@ def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
     assert caplog.messages == []
 
 
+def test_a_cutoff_beyond_every_ranking_is_said_from_python_too(caplog):
+    evaluate_run({"q": {"a": 1}}, {"q": {"b": 2.0, "a": 1.0}}, ["MRR@2", "Recall@3"], name="mine")
+    assert caplog.messages == ["mine: no ranking is longer than 2, so Recall@3 stops there"]
+
+
 def test_a_cutoff_beyond_every_ranking_is_said_once_for_runs_of_one_depth(caplog):
     two, one = {"q": {"a": 3.0, "b": 2.0}, "r": {"a": 1.0}}, {"q": {"a": 3.0}}
     assert (longest_ranking(two), longest_ranking({})) == (2, 0)

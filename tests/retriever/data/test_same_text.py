@@ -15,29 +15,32 @@ QRELS = {"q1": {"a": 1}, "q2": {"c": 2, "d": 0}, "q3": {"e": 1, "a": 0}, "q4": {
 FIRST = {"q1": ["c", "b", "a"], "q2": ["d", "c"], "q3": ["b", "e"], "q4": ["a", "b"]}
 
 
+def texts(named):
+    return TEXTS.items()
+
+
 def test_copies_are_relevant_but_for_their_own_grade():
     relevant = {"q1": {"a": 3}, "q2": {"c": 2}, "q4": {"gone": 1}}
-    known = [(name, TEXTS[name]) for name in ("a", "c")]
-    expanded = with_copies(relevant, known, TEXTS.items())
+    expanded = with_copies(relevant, TEXTS.items)
     assert expanded == {"q1": {"a": 3, "b": 3}, "q2": {"c": 2, "d": 2}, "q4": {"gone": 1}}
     assert count_added(relevant, expanded) == 2
-    assert with_copies({"q": {"a": 3, "b": 1}}, known, TEXTS.items()) == {"q": {"a": 3, "b": 1}}
+    assert with_copies({"q": {"a": 3, "b": 1}}, TEXTS.items) == {"q": {"a": 3, "b": 1}}
 
 
 def test_queries_are_counted_that_find_a_copy_which_is_not_judged():
     """Not a copy that has a grade, nor one of what is not relevant, or is not there."""
     others = {"q1": ["a"], "q2": []}
     rankings = {"first": FIRST, "others": others, "twice": {"q1": ["b", "b"], "q2": ["e"]}}
-    assert count_copies(rankings, QRELS, TEXTS.items()) == {"first": 1, "others": 0, "twice": 1}
+    assert count_copies(rankings, QRELS, texts) == {"first": 1, "others": 0, "twice": 1}
 
 
 def test_the_warning_is_one_line_and_the_metric_is_trec_evals(caplog):
-    warn_of_copies({"bm25": FIRST, "dense": {"q1": ["a"]}}, QRELS, TEXTS.items())
+    warn_of_copies({"bm25": FIRST, "dense": {"q1": ["a"]}}, QRELS, texts)
     (line,) = caplog.messages
     assert line.startswith("1 of 4 queries of bm25 find, among their first 10 passages, one with")
     assert "dense" not in line
     caplog.clear()
-    warn_of_copies({"dense": {"q1": ["a"]}}, QRELS, TEXTS.items())
+    warn_of_copies({"dense": {"q1": ["a"]}}, QRELS, texts)
     assert not caplog.messages
     run = {q: {p: -float(i) for i, p in enumerate(found)} for q, found in FIRST.items()}
     expected = ir_measures.calc_aggregate([ir_measures.RR @ 10], QRELS, run)

@@ -14,6 +14,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import Passage
 from cocondenser_jax.retriever.search import bm25, opening
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings
+from tests.world import write_qrels, write_records
 
 # Words that stemming and stop words leave alone.
 VOCABULARY = ["apr", "bik", "cron", "dur", "gorm", "hulk", "jank", "kolm"]
@@ -77,6 +78,19 @@ def test_stems_and_stop_words():
 def test_a_corpus_without_words_finds_nothing():
     passages = [Passage("d1", "", "?!"), Passage("d2", "", "")]
     assert bm25.bm25_run(passages, {"q": "word", "r": ""}) == {"q": {}, "r": {}}
+
+
+def test_copies_of_relevant_passages_are_counted(tmp_path, caplog, capsys):
+    texts = {"a": "apr bik", "b": "Apr  bik", "c": "cron"}
+    write_records(tmp_path / "corpus.jsonl", [{"_id": i, "text": t} for i, t in texts.items()])
+    write_records(tmp_path / "queries.jsonl", [{"_id": "q", "text": "apr"}])
+    write_qrels(tmp_path / "qrels" / "test.tsv", {"q": {"a": 1}})
+    run = tmp_path / "run.trec"
+    words = ["bm25", f"--data={tmp_path}", f"--run_out={run}"]
+    assert main(words) == 0
+    assert not [line for line in caplog.messages if "relevant" in line]
+    assert main([*words, "--split=test"]) == 0
+    assert f"1 of 1 queries of {run} find, among their first 10 passages, one" in caplog.text
 
 
 @pytest.mark.parametrize(

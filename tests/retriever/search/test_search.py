@@ -17,7 +17,12 @@ from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data import trec
-from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
+from cocondenser_jax.retriever.data.folder import (
+    Asked,
+    passage_text,
+    read_corpus,
+    read_queries,
+)
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search import bm25, encode, exact, models, opening, search
 from cocondenser_jax.retriever.search import index as index_module
@@ -387,14 +392,19 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
         open_hybrid()
 
 
-def test_copies_of_relevant_passages_are_counted_in_a_run(tmp_path, caplog):
+def test_copies_of_relevant_passages_are_counted_in_a_run(tmp_path, caplog, monkeypatch):
     passages = [Passage("a", "T", "one"), Passage("b", "", "t One"), Passage("c", "", "two")]
     index = SimpleNamespace(passages=passage_table(passages))
     run = {"q1": {"c": 3.0, "b": 2.0, "a": 1.0}, "q2": {"c": 1.0}, "other": {"b": 1.0}}
     run["q2"] |= {"b": 0.5} | {f"x{i}": 0.9 for i in range(9)}  # the eleventh
-    trec.write_run(tmp_path / "run", run)
-    search.warn_of_copies_in(index, tmp_path / "run", {"q1": {"a": 1}, "q2": {"a": 1, "gone": 1}})
-    assert f"1 of 2 queries of {tmp_path / 'run'} find, among their first 10" in caplog.text
+    monkeypatch.setattr(search, "_search", lambda *_, **__: (iter(run.items()), {}))
+    queries = dict.fromkeys(run, "a query")
+    out = tmp_path / "run"
+    judged = Asked(queries, {"q1": {"a": 1}, "q2": {"a": 1, "gone": 1}})
+    search.retrieve(index, judged, out, counts_copies=True)
+    assert f"1 of 2 queries of {out} find, among their first 10" in caplog.text
+    assert [*trec.read_run(out)["q1"]] == ["c", "b", "a"]
     caplog.clear()
-    search.warn_of_copies_in(index, tmp_path / "run", {"q1": {"a": 1, "b": 0}})
+    search.retrieve(index, Asked(queries, {"q1": {"a": 1, "b": 0}}), out, counts_copies=True)
+    search.retrieve(index, judged, out)
     assert not caplog.messages

@@ -53,7 +53,11 @@ def test_what_is_resolved_has_the_head_and_all_files_of_the_tokenizer(exported, 
     for name in names:
         if not (out / name).exists():
             (out / name).write_text("{}")
-    resolve_model(open_model(out), tmp_path / "resolved")
+    opened = open_model(out)
+    unlimited = opened._replace(representation=opened.representation._replace(max_length=None))
+    resolve_model(unlimited, tmp_path / "unlimited")
+    assert open_model(tmp_path / "unlimited").representation.max_length == config.max_length
+    resolve_model(opened, tmp_path / "resolved")
     for name in names:
         assert (tmp_path / "resolved" / name).read_bytes() == (out / name).read_bytes()
     found, arrays = load_folder(tmp_path / "resolved")

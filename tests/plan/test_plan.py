@@ -11,6 +11,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
 from cocondenser_jax.plan import machines
@@ -68,6 +69,17 @@ def test_a_batch_that_does_not_fit_is_named(tmp_path):
     planned = small_plan(tmp_path, *(f"--config.{x}" for x in overrides))
     assert planned["fits"].startswith("no: Ran out of memory")
     assert "memory, in all (GiB)" not in planned
+
+
+def test_a_batch_is_as_long_as_the_network_reads(monkeypatch):
+    def check_batch(spec, chunk_size, longest, *others):
+        raise UserError(f"{longest}")
+
+    monkeypatch.setattr(module, "find_machine", lambda name: SimpleNamespace(devices=[None]))
+    monkeypatch.setattr(module, "check_batch", check_batch)
+    config = ModelConfig(model_type="roberta", max_position_embeddings=514, pad_token_id=1)
+    with pytest.raises(UserError, match=r"^512$"):
+        plan_step(config, SimpleNamespace(loss=LossSettings()), SPEC, "v3-8")
 
 
 def test_the_work_of_a_step_counts_what_the_gradient_cache_repeats():

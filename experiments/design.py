@@ -7,6 +7,7 @@ A `study` is a .yaml file: its `protocol` has the numbers, and was written befor
 `design` is for a CPU, `design_gpu` for a GPU that is lent for minutes (parts.py).
 """
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +128,7 @@ def base(study: str = "design") -> Step:
     return Step(f"{model.out}.json", needs=[model])
 
 
+@functools.cache  # an arm is the start of others, and tried for each row
 def pretrained(study: str, arm: str, seed: int) -> Step:
     """An arm after all of its steps, at the rate that is best on dev."""
     of = protocol(study)["arm"]
@@ -182,6 +184,7 @@ def _tuned(study: str, model: Step, questions: int, seed: int) -> Step:
     return _fine_tuned(study, model, (questions, seed), chosen, f"{model.out}.{questions}")
 
 
+@functools.cache
 def _best_rate(study: str, questions: int) -> Best:
     of = protocol(study)["finetuning"][questions]
     middle = of["epochs"][len(of["epochs"]) // 2]

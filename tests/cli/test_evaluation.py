@@ -150,7 +150,8 @@ def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     write_lines(folder / "nan.trec", ["q1 Q0 d1 1 nan t"])
     write_lines(folder / "strange.trec", ["x1 Q0 d1 1 1.0 t"])
     write_lines(folder / "one.tsv", ["q1 0 d1 1"])
-    command = ["evaluate", "--run=run.trec", *flags.split(), "--json_out=metrics.json"]
+    run = [] if "--run=" in flags else ["--run=run.trec"]
+    command = ["evaluate", *run, *flags.split(), "--json_out=metrics.json"]
     assert main(command) == 2
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
@@ -158,11 +159,11 @@ def test_a_mistake_gets_one_line_and_status_2(folder, capsys, flags, says):
     assert not (folder / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("empty", ["--run=empty.trec", "--compare_with=empty.trec"])
-def test_a_run_without_results_is_compared_with_none(folder, capsys, empty):
+@pytest.mark.parametrize(("run", "other"), [("empty", "run"), ("run", "empty")])
+def test_a_run_without_results_is_compared_with_none(folder, capsys, run, other):
     (folder / "empty.trec").write_text("")
-    command = ["evaluate", "--qrels=qrels.tsv", "--run=run.trec", "--compare_with=run.trec"]
-    assert main([*command, empty]) == 2
+    runs = [f"--run={run}.trec", f"--compare_with={other}.trec"]
+    assert main(["evaluate", "--qrels=qrels.tsv", *runs]) == 2
     assert "empty.trec has no result for any of the 4 judged queries" in capsys.readouterr().err
 
 

@@ -71,7 +71,9 @@ def cross_encoder(place):
 
 
 def reranking(place, model, out, *flags):
-    files = [f"--model={model}", f"--data={place}/data", f"--run={place}/pool.trec"]
+    files = [f"--model={model}", f"--data={place}/data"]
+    if not any(flag.startswith("--run=") for flag in flags):
+        files.append(f"--run={place}/pool.trec")
     return ["rerank", *files, "--split=train", f"--run_out={out}", *flags]
 
 
@@ -112,9 +114,9 @@ def test_a_split_in_half_precision(place, cross_encoder, tmp_path):
     trec.write_run(tmp_path / "two.trec", {query: pool[query] for query in "25"})
     found = []
     for precision in "float32", "bfloat16":
-        command = reranking(place, cross_encoder, tmp_path / "out.trec", "--with_positives")
         flags = [f"--run={tmp_path}/two.trec", "--split=two", f"--precision={precision}"]
-        assert main([*command, *flags]) == 0
+        out = tmp_path / "out.trec"
+        assert main(reranking(place, cross_encoder, out, "--with_positives", *flags)) == 0
         found.append(trec.read_run(tmp_path / "out.trec"))
     assert found[0].keys() == found[1].keys() == {"2", "5"}
     for query in "25":

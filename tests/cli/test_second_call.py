@@ -196,7 +196,11 @@ def run(place, model_folder, make_model, beir, tmp_path, monkeypatch, capsys):
     def run(name, changed=()):
         command, *in_tasks = name.split()
         # Split before paths are put in; one flag that is changed may hold a space.
-        words = [*FIRST[command].split(), *in_tasks, *changed]
+        params = PROGRAM.commands[command].params
+        several = {param.opts[0] for param in params if getattr(param, "multiple", False)}
+        replaced = {word.partition("=")[0] for word in changed} - several
+        first = [word for word in FIRST[command].split() if word.partition("=")[0] not in replaced]
+        words = [*first, *in_tasks, *changed]
         status = main([command, *(word.format(**facts) for word in words)])
         error = capsys.readouterr().err
         if error.endswith("cocondenser: no further\n"):

@@ -14,11 +14,9 @@ from cocondenser_jax.model_folder.model import ModelFolder
 from cocondenser_jax.model_folder.modules import (
     MODULES,
     NETWORK,
-    SETTINGS,
     kinds_and_paths,
     to_files,
 )
-from cocondenser_jax.representation import library_prompts
 
 _BESIDE_TOKENIZER = (
     "tokenizer_config.json",
@@ -53,8 +51,6 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
         model_args,
         lowers_case=model.lowers_case,
     )
-    if shape.representation.prompts:
-        files[SETTINGS]["prompts"] = library_prompts(dict(shape.representation.prompts))
     dense = [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
     with new_folder(out) as folder:
         for name, content in {**files, NETWORK: dict(network.config)}.items():

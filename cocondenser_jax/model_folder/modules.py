@@ -11,6 +11,7 @@ from cocondenser_jax.representation import (
     Dense,
     Representation,
     Similarity,
+    library_prompts,
 )
 
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
@@ -150,9 +151,10 @@ def to_files(
         "query_length": representation.query_length,
         "document_length": representation.passage_length,
     }
+    prompts = dict(representation.prompts)
     settings: dict[str, Any] = {
         "model_type": _KIND,
-        "prompts": dict(representation.prompts),
+        "prompts": library_prompts(prompts) if prompts else {},
         "default_prompt_name": representation.default_prompt,
         "similarity_fn_name": representation.similarity,
     }

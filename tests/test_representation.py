@@ -117,7 +117,7 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["document", "passage", "corpus"])
 def test_the_prompt_of_passages_has_the_name_that_the_library_looks_up(name):
     """With "passage" alone, what it reads would lack the prompt that training put there."""
-    files = to_files(Representation(prompts={name: "text: ", "query": "q: "}), 32, 24, {})
+    files = to_files(Representation(prompts=((name, "text: "), ("query", "q: "))), 32, 24, {})
     prompts = files[SETTINGS]["prompts"]
     assert prompts == {name: "text: ", "query": "q: ", "document": "text: "}
     assert to_files(Representation(), 32, 24, {})[SETTINGS]["prompts"] == {}

@@ -87,10 +87,7 @@ def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> A
 
 
 def _open(place: Path, model: str, **how: Any) -> Any:
-    """Opens an index or embeddings, which need not wait for a model of the hub; see `open_index`.
-
-    What `how` says was checked before by the flags.
-    """
+    """Does what `open_index` does; a wrong folder need not wait for a model of the hub."""
     from cocondenser_jax.files.remote import local_copy
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.search.embeddings import read_manifest

@@ -109,7 +109,9 @@ def test_a_corpus_that_changes_is_made_again_from_there_on(
             write_records(tmp_path / "source" / f"{k}.jsonl", lines)
 
     write(twins)
-    command = [*command, f"--corpus={tmp_path}/source", "--tasks=4", f"--out={tmp_path}/many"]
+    command = ["corpus", f"--corpus={tmp_path}/source", *command[2:]]
+    one = [*command, f"--out={tmp_path}/one"]
+    command += ["--tasks=4", f"--out={tmp_path}/many"]
     with monkeypatch.context() as patch:  # it ends before it removes its work
         patch.setattr(build, "open_store", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(command) == 130
@@ -120,7 +122,6 @@ def test_a_corpus_that_changes_is_made_again_from_there_on(
     assert main(command) == 0
     assert f"making {', '.join(folder.name for folder in folders[1:])} of" in caplog.text
     assert folders[0].stat().st_ino == kept
-    one = [*command[:3], f"--corpus={tmp_path}/source", "--max_length=10", f"--out={tmp_path}/one"]
     assert main(one) == 0
     found = contents(open_store(tmp_path / "many"))
     assert found == contents(open_store(tmp_path / "one"))
@@ -133,7 +134,8 @@ def test_a_task_that_cannot_be_read_is_named(tmp_path, command, capsys):
     for k, text in enumerate(make_texts(3, n_sentences=5, seed=1)):
         (source / f"{k}.jsonl").write_text(json.dumps({"text": text}))
     (source / "1.jsonl").write_text('{"text": "a"}\n{')
-    command = [*command, f"--corpus={source}", f"--out={tmp_path}/out", "--tasks=3", "--workers=1"]
+    flags = [f"--out={tmp_path}/out", "--tasks=3", "--workers=1"]
+    command = ["corpus", f"--corpus={source}", *command[2:], *flags]
     assert main(command) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
@@ -327,7 +329,8 @@ def test_a_task_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, 
     options = tmp_path / "options.json"
     options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
     flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]
-    assert main([*command, f"--corpus={source}", f"--out={tmp_path}/out", *flags]) == 2
+    command = ["corpus", f"--corpus={source}", *command[2:]]
+    assert main([*command, f"--out={tmp_path}/out", *flags]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
         f"cocondenser: task 0 of 2 failed twice: {source}/0.jsonl:2 is not valid JSON"

@@ -25,8 +25,7 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,12 +153,11 @@ def compare_candidates(
     for candidate in candidates:
         results = [*candidate.models, *(candidate.folder / name for name in _RESULTS)]
         entries.append(Entry(candidate.name, False, results))
-    texts = partial(_read_texts, trial)
-    return compare_entries(workdir, trial, entries, [candidates[-1].name], texts).rows
-
-
-def _read_texts(trial: Trial, _: set[str]) -> Iterator[tuple[str, str]]:
-    return read_texts(trial.passages)
+    baselines = [candidates[-1].name]
+    compared = compare_entries(
+        workdir, trial, entries, baselines, lambda _: read_texts(trial.passages)
+    )
+    return compared.rows
 
 
 class Docstring(NamedTuple):

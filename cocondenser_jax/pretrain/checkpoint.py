@@ -118,7 +118,7 @@ def open_run(
     free = FREE_SETTINGS + _FREE_LATER if _checkpoints(workdir) else FREE_SETTINGS
     start_or_compare(workdir / "run.json", run, free)
     started = read_object(workdir / "run.json")
-    if started["computed"] != run["computed"]:
+    if started.get("computed") != run["computed"]:
         write_json(workdir / "run.json", started | {"computed": run["computed"]})
     # Only now: a kill between the two leaves a folder that says which run it is.
     if not (workdir / "tokenizer").exists():

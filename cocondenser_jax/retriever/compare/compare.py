@@ -7,6 +7,7 @@ also has report.html and, of the latter, to_judge/.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
@@ -41,6 +42,7 @@ from cocondenser_jax.retriever.compare.unjudged import compare_unjudged
 from cocondenser_jax.retriever.compare.verdict import describe_difference, describe_power
 from cocondenser_jax.retriever.data.significance import (
     SIGNIFICANCE_LEVEL,
+    Comparison,
     format_interval,
     format_p,
     swap,
@@ -78,9 +80,10 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
             return Outcome(differences.table, summary, [])
         compared = compare_models(workdir, started, ranked)
         best, rival = find_rival(compared.rows)
-        summary = " | ".join([describe_best(compared.rows, best, rival), *passages_note(compared)])
+        lead = find_lead(compared.rows, best, rival)
+        summary = " | ".join([describe_lead(lead), *passages_note(compared)])
         changes = changes_between(compared, rival.name, best.name)
-        sentence = ", ".join([_sentence(compared.rows, best, rival), *passages_note(compared)])
+        sentence = ", ".join([lead_sentence(lead), *passages_note(compared)])
         write_report(workdir / "report.html", title, sentence, {}, compared.rows, changes)
     winner = next((model for model in ranked if model.name == best.model), None)
     table = comparison_table(compared.rows)
@@ -115,32 +118,46 @@ def find_rival(rows: Sequence[ResultRow]) -> tuple[ResultRow, ResultRow]:
     return best, max(others, key=lambda row: row.metrics[metric])
 
 
-def _sentence(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> str:
-    """Returns what `describe_best` does, as the sentence of a page."""
+class Lead(NamedTuple):
+    """The best row beside its rival."""
+
+    best: str
+    rival: str
+    metric: str
+    test: Comparison  # seen from the best
+    p: str  # corrected for the number of rows
+    power: str  # which differences the queries show, where p decides nothing
+
+
+def find_lead(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> Lead:
+    """Returns what the test of the best row says against its rival."""
     metric = next(iter(best.metrics))
     test = swap(rival.tests[metric])
     p_values = corrected_p(rows)
     p = p_values[rival.name]
-    undecided = "" if p < SIGNIFICANCE_LEVEL else f"; {describe_power(test)}"
+    power = "" if p < SIGNIFICANCE_LEVEL else describe_power(test)
+    return Lead(best.name, rival.name, metric, test, format_p(p, len(p_values)), power)
+
+
+def lead_sentence(lead: Lead) -> str:
+    """Returns a lead as the sentence of a page."""
+    test = lead.test
+    undecided = f"; {lead.power}" if lead.power else ""
     return (
-        f"{best.name} has the highest {metric}, {test['mean']:.3f}; {rival.name} has"
+        f"{lead.best} has the highest {lead.metric}, {test['mean']:.3f}; {lead.rival} has"
         f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
-        f" {format_interval(test['interval'])}), p {format_p(p, len(p_values))}{undecided}"
+        f" {format_interval(test['interval'])}), p {lead.p}{undecided}"
     )
 
 
-def describe_best(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> str:
-    """Returns the line on the best row and its rival; p is corrected for the number of rows."""
-    metric = next(iter(best.metrics))
-    p_values = corrected_p(rows)
-    p = p_values[rival.name]
-    test = swap(rival.tests[metric])
-    is_ahead = p < SIGNIFICANCE_LEVEL
+def describe_lead(lead: Lead) -> str:
+    """Returns a lead as the line that is printed."""
+    test = lead.test
     figures = [
-        f"BEST: {best.name if is_ahead else 'undecided'}",
-        metric,
-        f"{best.name} {test['mean']:.4f}, {rival.name} {test['other_mean']:.4f}",
+        f"BEST: {'undecided' if lead.power else lead.best}",
+        lead.metric,
+        f"{lead.best} {test['mean']:.4f}, {lead.rival} {test['other_mean']:.4f}",
         describe_difference(test),
-        f"p {format_p(p, len(p_values))}",
+        f"p {lead.p}",
     ]
-    return " | ".join(figures if is_ahead else [*figures, describe_power(test)])
+    return " | ".join([*figures, lead.power] if lead.power else figures)

@@ -24,17 +24,20 @@ def text_key(text: str) -> int:
     return hash(" ".join(text.casefold().split()))
 
 
-def with_copies(relevant: Qrels, read: Callable[[], Iterable[tuple[str, str]]]) -> Qrels:
+def with_copies(
+    relevant: Qrels, known: Iterable[tuple[str, str]], passages: Iterable[tuple[str, str]]
+) -> Qrels:
     """Adds to the relevant passages of each query those with the same text.
 
     Args:
       relevant: the relevant passages of each query.
-      read: yields the ids and texts of all passages; it is called twice.
+      known: ids and texts of the relevant passages that are there, perhaps of others too.
+      passages: ids and texts of all.
     """
     names = {*chain.from_iterable(relevant.values())}
-    key_of = {name: text_key(text) for name, text in read() if name in names}
+    key_of = {name: text_key(text) for name, text in known if name in names}
     ids_of: dict[int, list[str]] = {key: [] for key in key_of.values()}
-    for name, text in read():
+    for name, text in passages:
         if (ids := ids_of.get(text_key(text))) is not None:
             ids.append(name)
     expanded = {}

@@ -7,7 +7,6 @@ first round's retriever.
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +105,7 @@ def _answers(qrels: Qrels, data_folder: Path) -> Qrels:
             "%s has no passages: negatives may have the text of a relevant passage", data_folder
         )
         return qrels
-    return with_copies(qrels, partial(read_texts, corpus))
+    return with_copies(qrels, read_texts(corpus), read_texts(corpus))
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:

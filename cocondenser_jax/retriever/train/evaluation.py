@@ -74,7 +74,7 @@ class DevEvaluator(BaseEvaluator):
             names = list(passages)
         rows = {passage: row for row, passage in enumerate(names)}
         texts = {passage: passages[passage] for passage in names}
-        judged = with_copies(relevant, texts.items)  # whose copies are not wrong
+        judged = with_copies(relevant, texts.items(), texts.items())  # whose copies are not wrong
         self._queries = [queries[query] for query in relevant]
         self._passages = [*texts.values()]
         self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]

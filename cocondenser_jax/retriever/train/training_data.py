@@ -209,7 +209,8 @@ def read_training(
         "the number of queries with a positive",
     )
     relevant = dict(judgments[i] for i in numbers)
-    judged = with_copies(relevant, passages.texts)
+    known = ((name, passages[name]) for name in chain.from_iterable(relevant.values()))
+    judged = with_copies(relevant, known, passages.texts())
     _log_copies(count_added(relevant, judged))
     candidates: Mapping[str, Names] = {}
     if "negatives_run" in files:

@@ -14,7 +14,13 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.retriever.compare import compare as comparing
 from cocondenser_jax.retriever.compare import comparison
-from cocondenser_jax.retriever.compare.compare import describe_best, find_rival, name_models
+from cocondenser_jax.retriever.compare.compare import (
+    describe_lead,
+    find_lead,
+    find_rival,
+    lead_sentence,
+    name_models,
+)
 from cocondenser_jax.retriever.compare.report import ResultRow
 from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
@@ -330,16 +336,21 @@ def test_the_rival_of_the_best_is_by_other_vectors():
     best, rival = find_rival(rows)
     assert (best.name, rival.name) == ("a + BM25", "b")
     # p of the smallest of three is 3 x 0.01, of the next 2 x 0.012.
-    assert describe_best(rows, best, rival) == (
+    assert describe_lead(find_lead(rows, best, rival)) == (
         "BEST: a + BM25 | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.03"
     )
     rows[0] = rows[0]._replace(tests={"m": comparison_of(0.02, -0.3, 0.5)})
-    assert describe_best(rows, best, rival) == (
+    assert describe_lead(find_lead(rows, best, rival)) == (
         "BEST: a + BM25 | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.036"
     )
     for p in (0.06, 0.4):
         rows[3] = rows[3]._replace(tests={"m": comparison_of(p, -0.2, 0.6)})
-        assert describe_best(rows, best, rows[3]) == (
+        lead = find_lead(rows, best, rows[3])
+        assert describe_lead(lead) == (
             "BEST: undecided | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000)"
             f" | p {p} | 100 queries show differences of 0.14 and more"
+        )
+        assert lead_sentence(lead) == (
+            "a + BM25 has the highest m, 0.800; b has 0.600: difference +0.200 (95 %: +0.100 to"
+            f" +0.300), p {p}; 100 queries show differences of 0.14 and more"
         )

@@ -21,10 +21,11 @@ def texts(named):
 
 def test_copies_are_relevant_but_for_their_own_grade():
     relevant = {"q1": {"a": 3}, "q2": {"c": 2}, "q4": {"gone": 1}}
-    expanded = with_copies(relevant, TEXTS.items)
+    expanded = with_copies(relevant, TEXTS.items(), TEXTS.items())
     assert expanded == {"q1": {"a": 3, "b": 3}, "q2": {"c": 2, "d": 2}, "q4": {"gone": 1}}
     assert count_added(relevant, expanded) == 2
-    assert with_copies({"q": {"a": 3, "b": 1}}, TEXTS.items) == {"q": {"a": 3, "b": 1}}
+    both = {"q": {"a": 3, "b": 1}}
+    assert with_copies(both, TEXTS.items(), TEXTS.items()) == both
 
 
 def test_queries_are_counted_that_find_a_copy_which_is_not_judged():

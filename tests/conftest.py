@@ -167,11 +167,18 @@ def _free_compiled_programs():
 
 @pytest.fixture(autouse=True)
 def _same_environment():
-    """Undoes what a test, or the code that it calls, sets for later imports."""
+    """Undoes what a test, or the code that it calls, sets for later imports.
+
+    Only what differs is written: libc moves the environment when a variable is added, and a
+    thread of XLA that reads it at that moment ends the process.
+    """
     before = dict(os.environ)
     yield
-    os.environ.clear()
-    os.environ.update(before)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 @pytest.fixture(params=MODEL_TYPES)

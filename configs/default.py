@@ -112,10 +112,20 @@ SETTINGS = {
     # The loss and how it is computed.
     "train.objective": Setting(
         "cocondenser",
-        ("mlm", "condenser", "retromae", "cocondenser", "contrastive", "ict"),
+        (
+            "mlm",
+            "condenser",
+            "retromae",
+            "bow",
+            "cocondenser",
+            "cobow",
+            "contrastive",
+            "ict",
+        ),
         "",
-        "an example is a span (mlm, condenser, retromae), two spans of a document (cocondenser;"
-        " contrastive: without MLM), or a sentence and the rest of its span (ict)",
+        "an example is a span (mlm, condenser, retromae; bow: bag-of-words prediction), two spans"
+        " of a document (cocondenser; cobow: bag-of-words instead of the head; contrastive: without"
+        " MLM), or a sentence and the rest of its span (ict)",
     ),
     "train.epochs": Setting(
         8.0, Interval(1e-6), "epochs", "length of the run: passes over the store"
@@ -124,7 +134,9 @@ SETTINGS = {
         0, Interval(0), "steps", "minimum length of a run whose length epochs decide"
     ),
     "train.steps": Setting(0, Interval(0), "steps", "length of the run; 0: epochs decide"),
-    "train.mlm_weight": Setting(1.0, Interval(0), "", "weight of the MLM loss"),
+    "train.mlm_weight": Setting(
+        1.0, Interval(0), "", "weight of the MLM loss, and of bag-of-words prediction"
+    ),
     "train.mlm_reduction": Setting(
         "token_mean", ("token_mean", "span_sum"), "", "span_sum: equations 5 and 7 of coCondenser"
     ),

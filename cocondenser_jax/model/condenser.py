@@ -70,6 +70,7 @@ class CondenserOutput(NamedTuple):
     # The head's predictions at the masked positions.
     head_logits_BxMxV: Float[Array, "B M V"] | None
     late_logits_BxMxV: Float[Array, "B M V"] | None  # the backbone's own, with `late_mlm`
+    word_logits_BxV: Float[Array, "B V"] | None  # of the pooled vector, with `predicts_words`
 
 
 class Condenser(nn.Module):
@@ -83,6 +84,7 @@ class Condenser(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype = jnp.dtype("float32")
     attention: str = "xla"  #: of the layers that compute all rows, see `TransformerLayer`
+    predicts_words: bool = False  #: whether the MLM projection reads the pooled vector, too
 
     def setup(self) -> None:
         """Creates the modules; their names are the parameter names of a checkpoint."""
@@ -163,7 +165,7 @@ class Condenser(nn.Module):
                 bias_NxLxL,
             )
         words_VxD = self.embeddings.word.embedding
-        head_logits_BxMxV = late_logits_BxMxV = None
+        head_logits_BxMxV = late_logits_BxMxV = word_logits_BxV = None
         if self.head:
             head_logits_BxMxV = self.mlm(self._final(hidden_BxLxD), words_VxD)
         if config.late_mlm:
@@ -171,7 +173,10 @@ class Condenser(nn.Module):
             if rows_BxQ is None:
                 late_BxMxD = take_rows(late_BxQxD, masked_positions_BxM)
             late_logits_BxMxV = self.mlm(late_BxMxD, words_VxD)
-        return CondenserOutput(self._finish(pooled_BxD), head_logits_BxMxV, late_logits_BxMxV)
+        if self.predicts_words:
+            word_logits_BxV = self.mlm(cls_Bx1xD, words_VxD)[:, 0]
+        logits = head_logits_BxMxV, late_logits_BxMxV, word_logits_BxV
+        return CondenserOutput(self._finish(pooled_BxD), *logits)
 
     def encode(
         self,

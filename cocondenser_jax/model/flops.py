@@ -14,17 +14,22 @@ def encode_flops(config: ModelConfig, length: int) -> int:
 
 def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
     """Returns the operations of the whole Condenser for one span with `n_masked` mask slots."""
-    per_prediction = 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
+    predictions = n_masked * prediction_flops(config)
     rows = 1
     flops = 0
     if config.late_mlm:
         rows += n_masked
-        flops += n_masked * per_prediction
+        flops += predictions
     if config.n_head_layers:
         flops += (config.n_head_layers - 1) * _layer(config, length, length)
         flops += _layer(config, length, n_masked)
-        flops += n_masked * per_prediction
+        flops += predictions
     return flops + _backbone(config, length, rows) + _dense(config)
+
+
+def prediction_flops(config: ModelConfig) -> int:
+    """Returns the operations of the MLM projection of one row."""
+    return 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
 
 
 def _dense(config: ModelConfig) -> int:

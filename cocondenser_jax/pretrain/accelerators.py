@@ -5,7 +5,7 @@ from typing import Any
 
 from cocondenser_jax.corpus.batches import BatchSpec
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model.flops import encode_flops, forward_flops
+from cocondenser_jax.model.flops import encode_flops, forward_flops, prediction_flops
 from cocondenser_jax.pretrain.limits import CARDS, TPU_KINDS, TPUS
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings
@@ -31,4 +31,5 @@ def model_flops(model_config: ModelConfig, settings: LossSettings, spec: BatchSp
     if not objective.predicts_tokens:
         return 3 * encode_flops(model_config, spec.length)
     # Of two copies, the backbone reads the first, and the head the second.
-    return 3 * (forward_flops(model_config, spec.length, spec.n_slots) // objective.n_copies)
+    flops = forward_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
+    return 3 * (flops + objective.predicts_words * prediction_flops(model_config))

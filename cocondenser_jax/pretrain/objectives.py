@@ -36,6 +36,27 @@ def masked_lm_sum(
     return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 
 
+def bag_of_words_sum(
+    logits_BxV: Float[Array, "B V"], ids_BxL: Int[Array, "B L"], is_word_BxL: Bool[Array, "B L"]
+) -> Float[Array, ""]:
+    """Returns the sum over spans of the loss of bag-of-words prediction, a float32 scalar.
+
+    Of a span whose distinct tokens are T, with one row of logits z for all of them (Ma et al.,
+    arXiv 2401.11248): L = -1/|T| sum over x in T of log softmax(z)_x.
+
+    Args:
+      logits_BxV: what the vector of a span predicts, float32.
+      ids_BxL: the tokens of the spans, unmasked.
+      is_word_BxL: which of them are to be predicted.
+    """
+    rows_Bx1 = jnp.arange(ids_BxL.shape[0])[:, None]
+    is_in_bag_BxV = jnp.zeros(logits_BxV.shape, bool).at[rows_Bx1, ids_BxL].max(is_word_BxL)
+    # Logits of words that pad a vocabulary are -inf.
+    sums_B = jnp.sum(jnp.where(is_in_bag_BxV, logits_BxV, 0.0), axis=1)
+    n_words_B = jnp.maximum(jnp.sum(is_in_bag_BxV, axis=1), 1)
+    return jnp.sum(jax.nn.logsumexp(logits_BxV, axis=1) - sums_B / n_words_B)
+
+
 def corpus_contrastive_sum(
     vectors_SxD: Float[Array, "S D"],
     origins_Sx2: Int[Array, "S 2"],
@@ -123,6 +144,7 @@ class Objective(NamedTuple):
     example: str | None = None  # a name in `EXAMPLES`; None: what `config.data.pairs` names
     predicts_tokens: bool = False  # whether tokens are masked and predicted
     has_head: bool = False  # whether a Condenser head predicts them, too
+    predicts_words: bool = False  # whether the vector predicts which words its span has
     n_copies: int = 1  # rows of a span: the head reads the embeddings of the second
     contrast: Contrast | None = None
     n_contrasted: int = 0  # rows of an example for which it is summed
@@ -143,6 +165,8 @@ OBJECTIVES = {
         has_head=True,
         n_copies=2,
     ),
+    # Ma et al., arXiv 2401.11248: bag-of-words prediction in place of a decoder.
+    "bow": Objective(example="span", predicts_tokens=True, predicts_words=True),
     # Gao & Callan, arXiv 2108.05540.
     "cocondenser": Objective(
         predicts_tokens=True,
@@ -150,7 +174,14 @@ OBJECTIVES = {
         contrast=without_memory(corpus_contrastive_sum),
         n_contrasted=2,
     ),
-    # Its ablation without masked tokens.
+    # coCondenser with bag-of-words prediction in place of the head.
+    "cobow": Objective(
+        predicts_tokens=True,
+        predicts_words=True,
+        contrast=without_memory(corpus_contrastive_sum),
+        n_contrasted=2,
+    ),
+    # coCondenser's ablation without masked tokens.
     "contrastive": Objective(contrast=without_memory(corpus_contrastive_sum), n_contrasted=2),
     # Lee et al., arXiv 1906.00300.
     "ict": Objective(example="cloze", contrast=without_memory(inverse_cloze_sum), n_contrasted=1),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.declare import AUTO
@@ -28,7 +28,13 @@ from cocondenser_jax.model.layout import (
 )
 from cocondenser_jax.model.vectors import cut
 from cocondenser_jax.pretrain.grad_cache import Sums, loss_gradient
-from cocondenser_jax.pretrain.objectives import OBJECTIVES, Memory, Objective, masked_lm_sum
+from cocondenser_jax.pretrain.objectives import (
+    OBJECTIVES,
+    Memory,
+    Objective,
+    bag_of_words_sum,
+    masked_lm_sum,
+)
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
@@ -134,7 +140,8 @@ def loss_and_gradient(
     L = mlm_weight * L_mlm + L_co, or what the objective has of the two. L_mlm is the head's
     masked-token loss plus, with `late_mlm`, the backbone's, each averaged over all tokens of the
     global batch that are masked for it (`token_mean`), or summed within a span and averaged over
-    spans as in equations 5 and 7 of arXiv 2108.05540 (`span_sum`). L_co is the mean of the
+    spans as in equations 5 and 7 of arXiv 2108.05540 (`span_sum`); with bag-of-words prediction
+    also the mean of its loss over spans. L_co is the mean of the
     objective's contrastive loss, or where vectors have several sizes the sum of the means for each
     (Kusupati et al., arXiv 2205.13147, equation 1 with weights of 1).
 
@@ -144,14 +151,16 @@ def loss_and_gradient(
     objective: Objective = lookup(OBJECTIVES, settings.objective, "objective")
     layout = settings.layout
     network = laid_out(model_config, layout)
-    model = Condenser(network, jnp.dtype(settings.dtype), layout.attention)
+    dtype = jnp.dtype(settings.dtype)
+    model = Condenser(network, dtype, layout.attention, objective.predicts_words)
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
-    n_masked = _count_masked(objective, batch)
-    # What the sum of each MLM's loss is divided by.
+    # What there is of each prediction: masked tokens, or spans.
+    n_predicted = _count_masked(objective, batch) | {"bag_of_words": n_spans}
+    # What the sum of each loss is divided by.
     reductions = {
-        "token_mean": n_masked,
-        "span_sum": dict.fromkeys(n_masked, n_spans // objective.n_copies),
+        "token_mean": n_predicted,
+        "span_sum": dict.fromkeys(n_predicted, n_spans // objective.n_copies),
     }
     counts = lookup(reductions, settings.mlm_reduction, "mlm_reduction")
 
@@ -207,8 +216,8 @@ def loss_and_gradient(
         contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
     losses = {
         "loss": weigh(sums) + contrastive_loss,
-        # Per masked token, whatever the reduction, so that runs can be compared.
-        **{f"{name}_loss": total / n_masked[name] for name, total in sums.items()},
+        # Per masked token or span, whatever the reduction, so that runs can be compared.
+        **{f"{name}_loss": total / n_predicted[name] for name, total in sums.items()},
     }
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
@@ -298,23 +307,45 @@ def _make_forward(
         if len(copies) > 1:
             decoded = predicted.input_ids_SxL, predicted.masked_positions_SxM
         output = _apply(model, params, batch, seeds_B, decoded)
-        sums = _mlm_sums(output, batch, predicted)
+        sums = _prediction_sums(output, batch, predicted)
         return output.vectors_BxD, weigh(sums), sums
 
     return predict if objective.predicts_tokens else encode
 
 
-def _mlm_sums(output: CondenserOutput, batch: Any, predicted: Any) -> Sums:
-    """Returns the sum of the loss of each MLM that the model has; `predicted` is for the head's."""
+def _prediction_sums(output: CondenserOutput, batch: Any, predicted: Any) -> Sums:
+    """Returns the sum of each loss of predicted words; the head's MLM is that of `predicted`."""
     logits = {
         "head_mlm": (output.head_logits_BxMxV, predicted),
         "late_mlm": (output.late_logits_BxMxV, batch),
     }
-    return {
+    sums = {
         name: masked_lm_sum(logits_BxMxV, rows.labels_SxM, rows.weights_SxM)
         for name, (logits_BxMxV, rows) in logits.items()
         if logits_BxMxV is not None
     }
+    if output.word_logits_BxV is not None:
+        sums["bag_of_words"] = bag_of_words_sum(output.word_logits_BxV, *_words(batch))
+    return sums
+
+
+def _words(batch: Any) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
+    """Returns the tokens of spans before they were masked, and which are of their texts.
+
+    Those are neither special tokens nor of a prompt.
+    """
+    masked_BxL = batch.input_ids_SxL
+    rows_Bx1 = jnp.arange(len(masked_BxL))[:, None]
+    positions_BxM = batch.masked_positions_SxM
+    # An unused slot names a place that keeps its token.
+    labels_BxM = jnp.where(
+        batch.weights_SxM > 0, batch.labels_SxM, masked_BxL[rows_Bx1, positions_BxM]
+    )
+    ids_BxL = masked_BxL.at[rows_Bx1, positions_BxM].set(labels_BxM)
+    numbers_1xL = jnp.arange(masked_BxL.shape[1])[None]
+    first_Bx1 = jnp.maximum(batch.prompt_lengths_S, 1)[:, None]
+    last_Bx1 = jnp.sum(batch.attention_mask_SxL, axis=1, keepdims=True) - 1  # [SEP]
+    return ids_BxL, (first_Bx1 <= numbers_1xL) & (numbers_1xL < last_Bx1)
 
 
 def forward_sums(
@@ -328,7 +359,7 @@ def forward_sums(
 
     def on_chunk(batch: Batch) -> tuple[Float[Array, "B D"], Sums]:
         output = _apply(model, params, batch)
-        return output.vectors_BxD, _mlm_sums(output, batch, batch)
+        return output.vectors_BxD, _prediction_sums(output, batch, batch)
 
     chunks = split_rows(batch, len(batch.input_ids_SxL) // n_rows)
     vectors_CxBxD, sums_C = jax.lax.map(on_chunk, chunks)

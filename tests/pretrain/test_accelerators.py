@@ -41,6 +41,9 @@ def test_the_operations_of_a_span_are_those_of_three_forward_passes():
     # Without MLM the head is not computed.
     contrastive = settings._replace(objective="contrastive")
     assert model_flops(model, contrastive, SPEC) == 3 * encode_flops(model, 128)
+    # Bag-of-words prediction is one more row of the MLM projection; D (D + V) multiply-adds.
+    bow = model_flops(model, settings._replace(objective="bow"), SPEC)
+    assert bow == 3 * (forward_flops(model, 128, 26) + 2 * 768 * (768 + 30522))
     # A pair of copies goes through the backbone once, and through the head once.
     copies = SPEC._replace(example="copies", decoder_mask_probability=0.5)
     retromae = settings._replace(objective="retromae")

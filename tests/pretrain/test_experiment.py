@@ -102,7 +102,9 @@ def test_the_objective_decides_batches_and_head(objective):
         "mlm": ("span", True, 0),
         "condenser": ("span", True, 2),
         "retromae": ("copies", True, 2),
+        "bow": ("span", True, 0),
         "cocondenser": ("spans", True, 2),
+        "cobow": ("spans", True, 0),
         "contrastive": ("spans", False, 0),
         "ict": ("cloze", False, 0),
     }

@@ -9,6 +9,7 @@ import pytest
 
 from cocondenser_jax.pretrain import objectives
 from cocondenser_jax.pretrain.objectives import (
+    bag_of_words_sum,
     corpus_contrastive_sum,
     inverse_cloze_sum,
     masked_lm_sum,
@@ -103,6 +104,26 @@ def test_inner_products_are_scaled(loss):
     cls = np.random.default_rng(7).normal(size=(8, 5)).astype(np.float32)
     scaled = float(on_one_device(loss, cls, scale=4.0))
     assert scaled == pytest.approx(float(on_one_device(loss, 2.0 * cls)), rel=1e-6)
+
+
+def test_bag_of_words_loss_is_the_formula():
+    rng = np.random.default_rng(8)
+    logits = 3 * rng.normal(size=(4, 11)).astype(np.float32)
+    logits[:, 10] = -np.inf  # a word that only pads the vocabulary
+    ids = np.array([[1, 5, 5, 2], [1, 7, 2, 0], [9, 3, 4, 3], [1, 2, 0, 0]])
+    is_word = np.array([[0, 1, 1, 0], [0, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], bool)
+    bags = [{5}, {7}, {3, 4, 9}]
+    expected = 0.0
+    for row, bag in zip(logits.astype(np.float64), bags, strict=False):
+        log_softmax = row - np.log(np.exp(row).sum())
+        expected -= sum(log_softmax[word] for word in bag) / len(bag)
+    arrays = jnp.asarray(logits), jnp.asarray(ids), jnp.asarray(is_word)
+    sums, gradient = jax.value_and_grad(bag_of_words_sum)(*(x[:3] for x in arrays))
+    assert float(sums) == pytest.approx(expected, rel=1e-6)
+    softmax = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    np.testing.assert_allclose(gradient[0], softmax - (np.arange(11) == 5), atol=1e-6)
+    # A span without a word is no division by zero.
+    assert np.isfinite(bag_of_words_sum(*arrays))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -176,7 +176,7 @@ def execute(command: Command, seconds: float | None = None) -> int:
     """
     from cocondenser_jax.retriever.search.gpus import visible_gpus  # imports PyTorch
 
-    command, variables = on_gpus(command, visible_gpus(in_torch=True))
+    command, variables = on_gpus(command, visible_gpus())
     shown = [f"{name}={value}" for name, value in variables.items()]
     print(" ".join(["$", *shown, shlex.join(command)]), flush=True)
     program, *words = command

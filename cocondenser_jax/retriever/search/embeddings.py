@@ -23,7 +23,6 @@ from cocondenser_jax.files.whole import new_file, read_object
 from cocondenser_jax.representation import Representation, from_json, to_json
 from cocondenser_jax.retriever.data.folder import passage_text
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.search.finite import are_finite, require_finite
 from cocondenser_jax.retriever.search.quantized import (
     BINARY,
     INT8,
@@ -151,31 +150,14 @@ def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | 
     name = _CODE if manifest.dtype in QUANTIZED else _VECTOR
     schema = PASSAGES.append(pyarrow.field(name, vector))
     table = map_table(shard_file(folder, number), schema, shard_rows(manifest, number))
-    if table is not None and manifest.dtype == INT8 and not _has_ranges(table):
+    if table is not None and manifest.dtype == INT8 and len(_ranges(table)) != 2 * 4 * size:
         return None
     return table
-
-
-def _has_ranges(table: pyarrow.Table) -> bool:
-    """Whether a shard of int8 has ranges that numbers can have."""
-    content = _ranges(table)
-    if len(content) != 4 * 2 * table[_CODE].type.list_size:
-        return False
-    low_D, high_D = np.frombuffer(content, "<f4").reshape(2, -1)
-    return bool(np.isfinite(high_D - low_D).all() and (low_D <= high_D).all())
 
 
 def _ranges(table: pyarrow.Table) -> bytes:
     """Returns the ranges of a table's shards, one after another, as float32."""
     return (table.schema.metadata or {}).get(_RANGES, b"")
-
-
-def finished_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
-    """Maps a shard as `map_shard` does; None also if a vector has NaN or infinity."""
-    table = map_shard(folder, manifest, number)
-    if table is None or not all(are_finite(vectors[:]) for vectors in shard_vectors(table)):
-        return None
-    return table
 
 
 def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table | None:
@@ -232,22 +214,6 @@ def shard_vectors(table: pyarrow.Table) -> list[Vectors]:
         ranges = np.frombuffer(_ranges(table), "<f4").reshape(len(stored), 2, size)
         return [Int8Vectors(*each) for each in zip(stored, ranges, strict=True)]
     return list(stored)
-
-
-def require_finite_rows(table: pyarrow.Table, block_NxD: np.ndarray, first_row: int) -> None:
-    """Raises a UserError for rows of embeddings with NaN or infinity.
-
-    Args:
-      table: of `open_shards`.
-      block_NxD: the vectors of some of its rows.
-      first_row: the number of the first.
-    """
-    require_finite(
-        block_NxD,
-        "passage",
-        table["id"][first_row:],
-        "encode again with the same flags, which renews such shards only",
-    )
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -1,11 +1,10 @@
 """Encodes a corpus into vectors, in shards on disk."""
 
-import contextlib
 import functools
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from cocondenser_jax.corpus.folders import find_files, find_place
 from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
@@ -35,7 +33,7 @@ from cocondenser_jax.retriever.search.embeddings import (
     PASSAGES,
     Dtype,
     Manifest,
-    finished_shard,
+    map_shard,
     open_shards,
     passage_table,
     read_manifest,
@@ -126,14 +124,14 @@ def encode_corpus(
     """
     source = corpus_source(corpus)
     if engine:
-        engine = with_gpus(engine, in_torch=encoding.backend is None)
+        engine = with_gpus(engine)
     require_outside(encoding.model.path, out)
     require_place(out, task, in_tasks=engine is not None)
     require_quantizable(encoding.dtype, encoding.model.representation)
     # PyTorch is loaded once all is right that can be known without it.
     from cocondenser_jax.retriever.search.lengths import require_lengths
 
-    with lock_folder(task_folder(out, task)), _unchanged(source):
+    with lock_folder(task_folder(out, task)):
         # What is wrong with the model is found before the corpus is read.
         networks = encoding.model.networks.values()
         require_lengths(networks, {"--max_length": encoding.max_length})
@@ -155,23 +153,6 @@ def require_place(out: Path, task: tuple[int, int], *, in_tasks: bool) -> None:
     if task[1] > 1 and (out / MANIFEST).exists():
         raise UserError(f"{out} holds the embeddings of one task: choose a new folder")
     require_own(out / _TASKS if in_tasks else task_folder(out, task) / MANIFEST)
-
-
-@contextlib.contextmanager
-def _unchanged(source: str | Path) -> Iterator[None]:
-    """Raises a UserError at the end of a block in which a file changed: it is read repeatedly."""
-    place, pattern, _ = find_place(source)  # or the name of a source that lies elsewhere
-
-    def state() -> dict[Path, tuple[int, ...]]:
-        # Not what else a folder holds, such as the log of this command.
-        paths = [place / name for name in find_files(place, pattern)] if place.is_dir() else [place]
-        found = {path: path.stat() for path in paths if path.is_file()}
-        return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
-
-    before = state()
-    yield
-    if state() != before:
-        raise _changed(source)
 
 
 def _changed(source: str | Path) -> UserError:
@@ -276,7 +257,7 @@ def _write_shards(
             if number not in own:
                 continue
             table = passage_table(rows)
-            shard = finished_shard(folder, manifest, number)
+            shard = map_shard(folder, manifest, number)
             if shard is not None and shard.select(PASSAGES.names).equals(table):
                 progress.update(len(rows))
                 continue
@@ -336,7 +317,7 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
             return False
         manifest = read_manifest(folder)
         own = range(index, manifest.n_shards, n)
-        return all(finished_shard(folder, manifest, number) is not None for number in own)
+        return all(map_shard(folder, manifest, number) is not None for number in own)
 
     run_tasks("encode", partial(encode_task, encoding, corpus, out), is_done, engine, out / "work")
     manifest = read_manifest(out)

@@ -24,47 +24,17 @@ _FEW_QUERIES = 3
 # From vectors_QxD and k to `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
 Nearest = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
-# Raises a UserError for a block, N x D, whose first row has the given number.
-Check = Callable[[np.ndarray, int], None]
 
-
-def float_blocks(
-    shards: Iterable[Vectors], check: Check | None = None, n_rows: int | None = None
-) -> Iterator[np.ndarray]:
-    """Yields the vectors of all shards as float32, a block at a time, N x D, after a check."""
+def float_blocks(shards: Iterable[Vectors], n_rows: int | None = None) -> Iterator[np.ndarray]:
+    """Yields the vectors of all shards as float32, a block at a time, N x D."""
     n_rows = n_rows or _BLOCK_ROWS
-    first_row = 0
     for vectors_NxD in shards:
         for start in range(0, len(vectors_NxD), n_rows):
-            block_NxD = np.asarray(vectors_NxD[start : start + n_rows], np.float32)
-            if check:
-                check(block_NxD, first_row)
-            yield block_NxD
-            first_row += len(block_NxD)
-
-
-def nearest_checked(shards: Sequence[Vectors], check: Check, device: str = "cpu") -> Nearest:
-    """Returns `nearest` in these shards; its first call checks what it reads.
-
-    A check takes as long as the search for one query, so later calls do without. On another
-    `device` than "cpu", it is `nearest_in_torch`.
-    """
-    unchecked: Check | None = check
-
-    def search(queries_QxD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal unchecked
-        if device == "cpu":
-            found = nearest(shards, queries_QxD, k, unchecked)
-        else:
-            found = nearest_in_torch(shards, queries_QxD, k, unchecked, device)
-        unchecked = None
-        return found
-
-    return search
+            yield np.asarray(vectors_NxD[start : start + n_rows], np.float32)
 
 
 def nearest(
-    shards: Sequence[Vectors], queries_QxD: np.ndarray, k: int, check: Check | None = None
+    shards: Sequence[Vectors], queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds the vectors with the largest inner products.
 
@@ -74,7 +44,6 @@ def nearest(
       shards: vectors, N x D each.
       queries_QxD: float32.
       k: neighbors per query, at most as many as there are vectors.
-      check: of each block, see `float_blocks`.
 
     Returns:
       `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
@@ -85,7 +54,7 @@ def nearest(
     heaps = [faiss.ResultHeap(part.stop - part.start, k, keep_max=True) for part in parts]
     first_row = 0
     bar = _bar(shards, len(queries_QxD))
-    for block_NxD in float_blocks(bar, check, _FEW_ROWS if few else None):
+    for block_NxD in float_blocks(bar, _FEW_ROWS if few else None):
         for part, heap in zip(parts, heaps, strict=True):
             scores_QxK, rows_QxK = faiss.knn(
                 queries_QxD[part],
@@ -108,7 +77,6 @@ def nearest_in_torch(
     shards: Sequence[Vectors],
     queries_QxD: np.ndarray,
     k: int,
-    check: Check | None,
     device: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds what `nearest` does on a device of PyTorch, whose memory holds the same."""
@@ -118,7 +86,7 @@ def nearest_in_torch(
     best_QxK = torch.full((len(queries), k), -torch.inf, device=device)
     rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
     first_row = 0
-    for block_NxD in float_blocks(_bar(shards, len(queries_QxD)), check):
+    for block_NxD in float_blocks(_bar(shards, len(queries_QxD))):
         # A shard is mapped read-only, which `from_numpy` warns of.
         block_DxN = torch.tensor(block_NxD, device=device).T
         for part in _parts(len(queries)):

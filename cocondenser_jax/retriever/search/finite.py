@@ -1,4 +1,4 @@
-"""Vectors with NaN or infinity: no search finds them, so none is written and none is searched.
+"""Vectors with NaN or infinity: no search finds them, so none is written.
 
 A vector counts as finite if its squared length is a finite number in float32. The inner products of
 such vectors are finite too, by the inequality of Cauchy and Schwarz.
@@ -11,13 +11,11 @@ import numpy as np
 from cocondenser_jax.errors import UserError
 
 
-def are_finite(vectors_NxD: np.ndarray) -> bool:
-    """Returns whether all vectors are finite."""
-    numbers = np.asarray(vectors_NxD, np.float32).ravel()
-    # One pass without a copy; only numbers beyond 10^16 or so need another.
-    if np.isfinite(np.vdot(numbers, numbers)):
-        return True
-    return not len(_broken_rows(vectors_NxD))
+def broken_rows(vectors_NxD: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the rows that are not finite."""
+    numbers_NxD = np.asarray(vectors_NxD, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.flatnonzero(~np.isfinite(np.einsum("nd,nd->n", numbers_NxD, numbers_NxD)))
 
 
 def require_finite(vectors_NxD: np.ndarray, what: str, names: Any, reason: str) -> None:
@@ -29,16 +27,9 @@ def require_finite(vectors_NxD: np.ndarray, what: str, names: Any, reason: str) 
       names: of the rows: a sequence, or a column of a table.
       reason: what may have caused it, and what to do.
     """
-    if are_finite(vectors_NxD):
-        return
-    rows = _broken_rows(vectors_NxD)
-    raise UserError(
-        f"{len(rows)} of {len(vectors_NxD)} vectors are not finite, first that of {what}"
-        f" {names[int(rows[0])]}: {reason}"
-    )
-
-
-def _broken_rows(vectors_NxD: np.ndarray) -> np.ndarray:
-    numbers_NxD = np.asarray(vectors_NxD, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.flatnonzero(~np.isfinite(np.einsum("nd,nd->n", numbers_NxD, numbers_NxD)))
+    rows = broken_rows(vectors_NxD)
+    if len(rows):
+        raise UserError(
+            f"{len(rows)} of {len(vectors_NxD)} vectors are not finite, first that of {what}"
+            f" {names[int(rows[0])]}: {reason}"
+        )

@@ -1,9 +1,6 @@
 """The GPUs of this machine: how many there are, and which a process or its workers may use."""
 
 import os
-import subprocess
-from collections.abc import Mapping
-from importlib.metadata import entry_points
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.workers import Engine
@@ -23,15 +20,17 @@ def require_gpu(device: str) -> None:
         )
 
 
-def visible_gpus(*, in_torch: bool) -> list[str]:
-    """Lists the GPUs that PyTorch or JAX would use here, as CUDA_VISIBLE_DEVICES names them."""
-    n_gpus = _gpus_for_torch() if in_torch else _gpus_for_jax(os.environ)
+def visible_gpus() -> list[str]:
+    """Lists the GPUs that PyTorch would use here, as CUDA_VISIBLE_DEVICES names them."""
+    import torch  # slow to import
+
+    n_gpus = torch.cuda.device_count()
     named = os.environ.get(_VISIBLE)
     names = map(str, range(n_gpus)) if named is None else named.split(",")
     return list(names)[:n_gpus]
 
 
-def with_gpus(engine: Engine, *, in_torch: bool) -> Engine:
+def with_gpus(engine: Engine) -> Engine:
     """Gives each local worker of an engine a GPU of its own, where there are GPUs.
 
     Raises:
@@ -39,7 +38,7 @@ def with_gpus(engine: Engine, *, in_torch: bool) -> Engine:
     """
     if engine.executor != "local":  # Slurm and Ray share out what they have
         return engine
-    gpus = visible_gpus(in_torch=in_torch)
+    gpus = visible_gpus()
     n_workers = min(engine.workers or 0, engine.tasks)
     if gpus and n_workers > len(gpus):
         raise UserError(
@@ -47,23 +46,3 @@ def with_gpus(engine: Engine, *, in_torch: bool) -> Engine:
             " for each"
         )
     return engine._replace(gpus=gpus)
-
-
-def _gpus_for_torch() -> int:
-    import torch  # slow to import
-
-    return torch.cuda.device_count()
-
-
-def _gpus_for_jax(environment: Mapping[str, str]) -> int:
-    """Counts the GPUs without JAX, which would take memory on each of them."""
-    platforms = environment.get("JAX_PLATFORMS", "cuda").split(",")
-    plugins = {plugin.name for plugin in entry_points(group="jax_plugins")}
-    if not {"cuda", "gpu"}.intersection(platforms) or not any("cuda" in name for name in plugins):
-        return 0
-    try:
-        command = ["nvidia-smi", "--list-gpus"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.splitlines())

@@ -8,7 +8,6 @@ embeddings, with the factory and the checksum of `index.faiss`).
 import math
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,12 +26,10 @@ from cocondenser_jax.retriever.search.embeddings import (
     map_table,
     open_shards,
     read_manifest,
-    require_finite_rows,
     shard_vectors,
     write_table,
 )
 from cocondenser_jax.retriever.search.exact import float_blocks
-from cocondenser_jax.retriever.search.finite import require_finite
 from cocondenser_jax.retriever.search.quantized import Vectors
 
 _PASSAGES_FILE = "passages.arrow"
@@ -40,7 +37,6 @@ _PASSAGES_FILE = "passages.arrow"
 # faiss takes at most 256 for each centroid, and warns below 39.
 _TRAINING_ROWS = 262_144
 _ROWS_PER_LIST = 64
-_ROWS_AT_ONCE = 65_536  # that are read to check them
 _QUERIES_AT_ONCE = 256
 # Transformations that leave inner products as they are, but for the numbers that they cut.
 _NEUTRAL = (
@@ -49,7 +45,6 @@ _NEUTRAL = (
     faiss.HadamardRotation,
     faiss.RemapDimensionsTransform,
 )
-_BUILD_AGAIN = "encode again with the same flags, and build the index again"
 
 
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
@@ -60,9 +55,8 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
     that `_train` draws, as float32; all others are added from the mapped shards, block by block.
 
     Raises:
-      UserError: also if `out` exists, if faiss does not know the string or needs more passages, if
-        what the string names compares vectors by something else than their inner products, or for
-        a vector with NaN or infinity.
+      UserError: also if `out` exists, if faiss does not know the string or needs more passages, or
+        if what the string names compares vectors by something else than their inner products.
     """
     require_absent(out)
     embeddings = local_copy(embeddings)
@@ -79,13 +73,10 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
             f" {manifest.dimension} numbers"
         ) from error
     _require_inner_products(index, factory, is_cosine=manifest.representation.is_cosine)
-    check = partial(require_finite_rows, table)
     with new_folder(out) as folder:
         if not index.is_trained:
-            for _ in float_blocks(vectors, check):
-                pass  # with others, faiss cannot be trained
             _train(index, vectors, factory)
-        for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards"), check):
+        for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards")):
             try:
                 index.add(block_NxD)
             except RuntimeError as error:  # such as IDMap, which wants a number with each vector
@@ -119,7 +110,6 @@ def read_index(
     passages = map_table(folder / _PASSAGES_FILE, PASSAGES, index.ntotal)
     if passages is None:
         raise UserError(f"{folder / _PASSAGES_FILE} is missing or damaged: build the index again")
-    _require_all_finite(index, passages)
     _set_parameters(index, parameters, manifest.factory)
     return index, passages
 
@@ -168,28 +158,6 @@ def _require_inner_products(index: faiss.Index, factory: str, *, is_cosine: bool
                 f" {'cosines' if is_cosine else 'inner products'} ({', '.join(sorted(others))}):"
                 " expected, for instance, Flat, OPQ32,PQ32, HNSW32 or IVF1024,PQ32"
             )
-
-
-def _require_all_finite(index: faiss.Index, passages: pyarrow.Table) -> None:
-    """Raises a UserError for an index that was built of vectors with NaN or infinity.
-
-    `build_index` refuses them; another program may not. An index compressed to whole numbers does
-    not keep them, and cannot be told from one of other vectors.
-    """
-    n_rows = index.ntotal
-    lists = faiss.try_extract_index_ivf(index)
-    n_listed = lists.invlists.compute_ntotal() if lists else n_rows  # type: ignore[union-attr]
-    if n_listed < n_rows:  # NaN is near no list
-        raise UserError(f"{n_rows - n_listed} of {n_rows} vectors are not finite: {_BUILD_AGAIN}")
-    if any(isinstance(layer, faiss.IndexIVFFastScan) for layer in _layers(index)):
-        return  # faiss (1.15) ends by a segmentation fault where such an index was read from a file
-    step = max(_ROWS_AT_ONCE, n_rows // 100)  # an index with lists goes through all for each block
-    for first in range(0, n_rows, step):
-        try:
-            block_NxD = index.reconstruct_n(first, min(step, n_rows - first))
-        except RuntimeError:  # a kind of index that keeps no vectors
-            return
-        require_finite(block_NxD, "passage", passages["id"][first:], _BUILD_AGAIN)
 
 
 def _set_parameters(index: faiss.Index, parameters: str, factory: str | None) -> None:

@@ -32,7 +32,7 @@ from cocondenser_jax.model_folder.model import (
     open_model,
 )
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
-from cocondenser_jax.retriever.search.finite import are_finite
+from cocondenser_jax.retriever.search.finite import broken_rows
 from cocondenser_jax.retriever.search.lengths import (
     SHORTEST_PAIR,
     limit_tokens,
@@ -94,7 +94,7 @@ def load(
     _apply(folder.representation, model, folder.path)
     with loading(folder.path, "bi-encoder"):  # modules that do not fit each other fail only now
         vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
-    if not are_finite(vectors_2xD):
+    if len(broken_rows(vectors_2xD)):
         raise UserError(f"{folder.path} makes vectors that are not finite: its weights are damaged")
     n_said, n_made = model.get_embedding_dimension(), vectors_2xD.shape[1]
     if n_made != n_said:

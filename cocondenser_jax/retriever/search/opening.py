@@ -19,10 +19,9 @@ from cocondenser_jax.retriever.search.embeddings import (
     Manifest,
     open_shards,
     read_manifest,
-    require_finite_rows,
     shard_vectors,
 )
-from cocondenser_jax.retriever.search.exact import Nearest, nearest_checked
+from cocondenser_jax.retriever.search.exact import Nearest, nearest, nearest_in_torch
 from cocondenser_jax.retriever.search.fuse import METHODS, Method
 from cocondenser_jax.retriever.search.gpus import require_gpu
 from cocondenser_jax.retriever.search.index import nearest_in_index, read_index
@@ -153,8 +152,9 @@ def _open_vectors(
     passages = open_shards(folder, manifest)
     shards = shard_vectors(passages)
     if isinstance(vectors, Exact):
-        check = partial(require_finite_rows, passages)
-        return nearest_checked(shards, check, vectors.device), passages
+        if vectors.device == "cpu":
+            return partial(nearest, shards), passages
+        return partial(nearest_in_torch, shards, device=vectors.device), passages
     bits = [each for each in shards if isinstance(each, BitVectors)]
     return partial(nearest_by_bits, bits, vectors.oversampling), passages
 

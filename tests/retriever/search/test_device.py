@@ -22,13 +22,13 @@ def encoded(model_folder, beir, tmp_path_factory):
 def gpu(monkeypatch):
     """A device that stands for a GPU; a list of what is computed on it."""
     used = []
-    find = exact.nearest_in_torch
+    find = opening.nearest_in_torch
 
-    def find_on_cpu(shards, queries_QxD, k, check, device):
-        used.append((device, len(queries_QxD), check is not None))
-        return find(shards, queries_QxD, k, check, "cpu")
+    def find_on_cpu(shards, queries_QxD, k, device):
+        used.append((device, len(queries_QxD)))
+        return find(shards, queries_QxD, k, "cpu")
 
-    monkeypatch.setattr(exact, "nearest_in_torch", find_on_cpu)
+    monkeypatch.setattr(opening, "nearest_in_torch", find_on_cpu)
     monkeypatch.setattr(opening, "require_gpu", lambda device: None)
     return used
 
@@ -43,7 +43,7 @@ def test_a_gpu_finds_what_the_cpu_finds(encoded, model_folder, beir, gpu, tmp_pa
     assert main([*command, f"--run_out={tmp_path}/cpu"]) == 0
     assert not gpu
     assert main([*command, f"--run_out={tmp_path}/gpu", "--device=cuda"]) == 0
-    assert gpu == [("cuda", 24, True)]
+    assert gpu == [("cuda", 24)]
     runs = [read_run(tmp_path / name) for name in ("cpu", "gpu")]
     assert [[*found] for found in runs[1].values()] == [[*found] for found in runs[0].values()]
     for query, found in runs[0].items():
@@ -58,7 +58,7 @@ def test_a_query_on_a_gpu(encoded, model_folder, gpu, capsys):
     expected = capsys.readouterr().out
     assert main([*command, "--device=cuda"]) == 0
     assert capsys.readouterr().out == expected
-    assert gpu == [("cuda", 1, True)]
+    assert gpu == [("cuda", 1)]
 
 
 def test_a_gpu_where_there_is_none_or_nothing_for_it(encoded, model_folder, monkeypatch, capsys):
@@ -71,14 +71,3 @@ def test_a_gpu_where_there_is_none_or_nothing_for_it(encoded, model_folder, monk
     )
     assert main([*command, f"--index={encoded}/index"]) == 2
     assert "--device goes with --embeddings" in capsys.readouterr().err
-
-
-def test_the_first_search_on_a_gpu_checks_what_it_reads(gpu):
-    vectors_NxD = np.eye(4, dtype=np.float32)
-    find = exact.nearest_checked([vectors_NxD], lambda block, row: checked.append(row), "cuda")
-    checked = []
-    for _ in range(2):
-        scores_QxK, rows_QxK = find(vectors_NxD[:2], 2)
-        assert rows_QxK[:, 0].tolist() == [0, 1]
-        assert scores_QxK.tolist() == [[1, 0], [1, 0]]
-    assert checked == [0]  # the first call alone

@@ -55,64 +55,6 @@ def test_a_folder_with_something_else_is_refused_before_the_model_is_opened(
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_corpus_that_changes_while_it_is_encoded_is_an_error(
-    model_folder, beir, tmp_path, monkeypatch
-):
-    """The last passage is another one when it is encoded, of the same length."""
-    data = Path(shutil.copytree(beir, tmp_path / "data"))
-    corpus = data / "corpus.jsonl"
-    encode_block = encode._encode
-
-    def change(*arguments):
-        corpus.write_text(corpus.read_text().replace("title", "names"))
-        return encode_block(*arguments)
-
-    assert "title" in corpus.read_text()
-    monkeypatch.setattr(encode, "_encode", change)
-    with pytest.raises(UserError, match=r"corpus\.jsonl has changed while it was encoded"):
-        encode.encode_corpus(Encoding(open_model(model_folder)), data, tmp_path / "out")
-
-
-@pytest.fixture
-def changing_folder(tmp_path, monkeypatch):
-    """Gives a function: it makes a folder of texts, of which a file changes while it is encoded."""
-
-    def make(name):
-        folder = tmp_path / "texts"
-        (folder / "more").mkdir(parents=True)
-        for each in ("a.txt", "b.txt", "more/d.txt", "encode.log"):
-            (folder / each).write_text("abc def\nfgh\n")
-        encode_block = encode._encode
-
-        def change(*arguments):
-            (folder / name).write_text("abc def\nhgf\n")
-            return encode_block(*arguments)
-
-        monkeypatch.setattr(encode, "_encode", change)
-        return folder
-
-    return make
-
-
-# A file that changes, one in a folder, and one more.
-@pytest.mark.parametrize("name", ["b.txt", "more/d.txt", "c.txt"])
-def test_a_folder_whose_files_change_while_it_is_encoded_is_an_error(
-    model_folder, tmp_path, changing_folder, name
-):
-    with pytest.raises(UserError, match="texts has changed while it was encoded"):
-        encode.encode_corpus(
-            Encoding(open_model(model_folder)), changing_folder(name), tmp_path / "out"
-        )
-
-
-def test_what_is_not_read_of_a_folder_may_change(model_folder, tmp_path, changing_folder):
-    folder = changing_folder("encode.log")
-    assert (
-        encode.encode_corpus(Encoding(open_model(model_folder)), folder, tmp_path / "out").passages
-        == 6
-    )
-
-
 @pytest.mark.parametrize("texts", [["abc def", "hgf"], ["abc def", "fgh", "one more"]])
 @pytest.mark.parametrize("task", [(0, 1), (1, 2)])
 def test_a_data_set_that_changes_after_it_was_counted_is_an_error(

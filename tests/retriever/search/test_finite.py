@@ -1,33 +1,27 @@
-"""Vectors with NaN or infinity, in every place where vectors are written, read or compared."""
+"""Vectors with NaN or infinity, in every place where vectors are made."""
 
 import shutil
 
-import faiss
 import numpy as np
 import pytest
 import torch
-from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.whole import file_sha256, write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import read_corpus
-from cocondenser_jax.retriever.search import embeddings as embeddings_module
-from cocondenser_jax.retriever.search import index as index_module
 from cocondenser_jax.retriever.search import models, opening, search
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
-from cocondenser_jax.retriever.search.finite import are_finite, require_finite
+from cocondenser_jax.retriever.search.finite import broken_rows, require_finite
 from cocondenser_jax.retriever.search.index import build_index
-from tests.retrieval_data import read_shard, read_vectors
+from tests.retrieval_data import read_vectors
 from tests.world import write_records, write_retriever
 
 BROKEN = "hh"  # a token whose embedding is infinite in `broken_folder`
 N = 30
-LISTS_LEAVE_THEM_OUT = Version(faiss.__version__) >= Version("1.14.2")
 LINEAR = {"out_features": 4, "bias": False, "activation_function": torch.nn.Identity()}
 
 
@@ -60,27 +54,14 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def embeddings(model_folder, data, tmp_path):
-    """Embeddings in which another program has written NaN."""
-    out = tmp_path / "embeddings"
-    encode_corpus(Encoding(open_model(model_folder)), data, out, shard_size=10)
-    path = embeddings_module.shard_file(out, 1)
-    vectors_NxD, rows = read_shard(path)
-    vectors_NxD[7, 3] = np.nan
-    passages = embeddings_module.passage_table(search.Passage(*row) for row in rows)
-    embeddings_module.write_shard(path, passages, vectors_NxD)
-    return out
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_one_number_is_enough(dtype, value):
     vectors_NxD = np.arange(12, dtype=dtype).reshape(4, 3)
-    assert are_finite(vectors_NxD)
+    assert not len(broken_rows(vectors_NxD))
     require_finite(vectors_NxD, "row", "abcd", "unused")
     vectors_NxD[2:, 1] = value
-    assert not are_finite(vectors_NxD)
+    assert broken_rows(vectors_NxD).tolist() == [2, 3]
     with pytest.raises(UserError, match="2 of 4 vectors are not finite, first that of row c: so"):
         require_finite(vectors_NxD, "row", "abcdefghi", "so")
 
@@ -88,13 +69,13 @@ def test_one_number_is_enough(dtype, value):
 def test_a_vector_may_be_as_long_as_float32_can_compare():
     vectors_NxD = np.full((9, 4), 9e18, np.float32)
     assert not np.isfinite(np.vdot(vectors_NxD, vectors_NxD))  # that of each alone is
-    assert are_finite(vectors_NxD)
+    assert not len(broken_rows(vectors_NxD))
     assert np.isfinite(vectors_NxD @ vectors_NxD.T).all()
     vectors_NxD[1] *= 1.1
     with pytest.raises(UserError, match="1 of 9 vectors are not finite, first that of row b: so"):
         require_finite(vectors_NxD, "row", "abcdefghi", "so")
-    assert are_finite(np.empty((0, 3), np.float32))
-    assert are_finite(np.full((2, 3), 65_504, np.float16))
+    assert not len(broken_rows(np.empty((0, 3), np.float32)))
+    assert not len(broken_rows(np.full((2, 3), 65_504, np.float16)))
 
 
 def test_no_vector_that_is_not_finite_is_written(broken_folder, data, tmp_path, capsys):
@@ -120,69 +101,6 @@ def test_numbers_too_large_for_float16_are_not_written(model_folder, data, tmp_p
     error = "30 of 30 vectors .* passage p0: too large for float16, use --dtype=float32"
     with pytest.raises(UserError, match=error):
         encode_corpus(Encoding(open_model(folder), dtype="float16"), data, tmp_path / "float16")
-
-
-@pytest.mark.parametrize("factory", ["Flat", "SQ8", "HNSW8", "IVF2,Flat"])
-def test_no_index_is_built_of_them(embeddings, tmp_path, factory):
-    with pytest.raises(UserError, match="first that of passage p17: encode again"):
-        build_index(embeddings, tmp_path / "index", factory)
-    assert not (tmp_path / "index").exists()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "SQfp16", "RR8,Flat", "IVF2,Flat"])
-def test_an_index_of_them_that_another_program_built_is_not_searched(
-    model_folder, data, tmp_path, monkeypatch, factory, value
-):
-    if factory.startswith("IVF") and not LISTS_LEAVE_THEM_OUT:
-        pytest.skip("this faiss takes any memory for the list of such a vector, and may crash")
-    folder, out = tmp_path / "embeddings", tmp_path / "index"
-    encode_corpus(Encoding(open_model(model_folder)), data, folder, shard_size=10)
-    build_index(folder, out, factory)
-    monkeypatch.setattr(index_module, "_ROWS_AT_ONCE", 7)
-    search.search_text(opening.open_index(out, open_model(model_folder)), "cd")
-    index = faiss.read_index(str(out / "index.faiss"))
-    vectors_NxD = read_vectors(folder)
-    vectors_NxD[17, 3] = value
-    index.reset()
-    index.add(vectors_NxD)
-    faiss.write_index(index, str(out / "index.faiss"))
-    manifest = embeddings_module.read_manifest(out)
-    manifest = manifest._replace(index_sha256=file_sha256(out / "index.faiss"))
-    write_json(out / embeddings_module.MANIFEST, manifest.to_json())
-    with pytest.raises(UserError, match=r"are not finite.*, and build the index again"):
-        opening.open_index(out, open_model(model_folder))
-
-
-@pytest.mark.parametrize("hybrid", [None, "rrf"])
-def test_they_are_not_searched(embeddings, model_folder, hybrid):
-    index = opening.open_index(embeddings, open_model(model_folder), hybrid=hybrid)
-    for _ in range(2):
-        with pytest.raises(UserError, match="first that of passage p17: encode again"):
-            search.search_text(index, "cd")
-
-
-def test_encoding_again_renews_their_shard(embeddings, model_folder, data):
-    paths = [embeddings_module.shard_file(embeddings, number) for number in range(3)]
-    before = [path.read_bytes() for path in paths]
-    encode_corpus(Encoding(open_model(model_folder)), data, embeddings, shard_size=10)
-    changed = [path.read_bytes() != content for path, content in zip(paths, before, strict=True)]
-    assert changed == [False, True, False]
-    assert are_finite(read_vectors(embeddings))
-
-
-def test_only_the_first_search_checks(embeddings, model_folder, data, monkeypatch):
-    encode_corpus(Encoding(open_model(model_folder)), data, embeddings, shard_size=10)
-    checked = []
-    check = opening.require_finite_rows
-    monkeypatch.setattr(
-        opening, "require_finite_rows", lambda *given: (checked.append(given[2]), check(*given))
-    )
-    index = opening.open_index(embeddings, open_model(model_folder))
-    assert checked == []
-    for _ in range(3):
-        search.search_text(index, "cd")
-    assert checked == [0, 10, 20]
 
 
 def test_a_query_must_have_a_finite_vector(broken_folder, data, tmp_path, capsys):

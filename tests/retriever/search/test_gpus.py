@@ -7,63 +7,34 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.search import gpus
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.gpus import visible_gpus, with_gpus
 from tests.processes import fork_workers
 from tests.worker_tasks import encode_nothing
 
 
-class Plugin:
-    name = "xla_cuda12"
-
-
 @pytest.fixture
-def two_gpus(monkeypatch, tmp_path):
-    """A machine with two GPUs, of which the driver tells PyTorch and JAX."""
+def two_gpus(monkeypatch):
+    """A machine with two GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        gpus, "entry_points", lambda group: [Plugin] if group == "jax_plugins" else []
-    )
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: H100 (UUID: a)'\necho 'GPU 1: H100 (UUID: b)'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
 
 
-@pytest.mark.parametrize("in_torch", [True, False])
-def test_gpus_are_named_as_the_user_named_them(two_gpus, monkeypatch, in_torch):
-    assert visible_gpus(in_torch=in_torch) == ["0", "1"]
+def test_gpus_are_named_as_the_user_named_them(two_gpus, monkeypatch):
+    assert visible_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-7")
-    assert visible_gpus(in_torch=in_torch) == ["6", "GPU-7"]
-
-
-def test_jax_without_its_plugin_or_on_another_platform_uses_no_gpu(two_gpus, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert visible_gpus(in_torch=False) == []
-    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
-    assert visible_gpus(in_torch=False) == ["0", "1"]
-    monkeypatch.setattr(gpus, "entry_points", lambda group: [])
-    assert visible_gpus(in_torch=False) == []
-
-
-def test_jax_without_a_driver_uses_no_gpu(two_gpus, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert visible_gpus(in_torch=False) == []
+    assert visible_gpus() == ["6", "GPU-7"]
 
 
 def test_each_local_worker_gets_a_gpu_and_no_two_the_same(two_gpus):
-    assert with_gpus(Engine(tasks=8), in_torch=True).gpus == ["0", "1"]
-    assert with_gpus(Engine(tasks=8, workers=2), in_torch=True).gpus == ["0", "1"]
-    assert with_gpus(Engine(tasks=2, workers=8), in_torch=True).gpus == ["0", "1"]  # two at work
-    assert with_gpus(Engine(tasks=8, workers=8, executor="slurm"), in_torch=True).gpus == ()
+    assert with_gpus(Engine(tasks=8)).gpus == ["0", "1"]
+    assert with_gpus(Engine(tasks=8, workers=2)).gpus == ["0", "1"]
+    assert with_gpus(Engine(tasks=2, workers=8)).gpus == ["0", "1"]  # two at work
+    assert with_gpus(Engine(tasks=8, workers=8, executor="slurm")).gpus == ()
     with pytest.raises(
         UserError, match=r"^--workers=3 on 2 visible GPUs: expected at most a worker"
     ):
-        with_gpus(Engine(tasks=8, workers=3), in_torch=True)
+        with_gpus(Engine(tasks=8, workers=3))
 
 
 def test_more_workers_than_gpus_are_refused(two_gpus, model_folder, beir, tmp_path, capsys):

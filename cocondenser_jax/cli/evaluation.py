@@ -58,7 +58,8 @@ _COLUMNS = {
 )
 def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
-    from cocondenser_jax.retriever.compare.changes import Judged, measure
+    from cocondenser_jax.retriever.compare.changes import Judged
+    from cocondenser_jax.retriever.compare.rankings import Ranking, measure
     from cocondenser_jax.retriever.data.folder import read_queries, read_texts, require_known
     from cocondenser_jax.retriever.data.ranking import (
         cutoffs_of,
@@ -83,7 +84,11 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
 
     rankings = {
         path: measure(
-            str(path), path, each, judgments, names, ignore_identical_ids=ignore_identical_ids
+            Ranking(str(path), path),
+            each,
+            judgments,
+            names,
+            ignore_identical_ids=ignore_identical_ids,
         )
         for path, each in runs.items()
     }

@@ -32,12 +32,12 @@ def quickstart(workdir):
     # These load JAX and PyTorch, which a folder of something else need not wait for.
     from cocondenser_jax.pipelines.quickstart import quickstart
     from cocondenser_jax.pretrain.devices import prepare_libtpu, require_devices
-    from cocondenser_jax.retriever.compare.report import comparison_table
+    from cocondenser_jax.retriever.compare.rankings import comparison_table
 
     prepare_libtpu()
     require_devices()
-    rows, summary = quickstart(workdir)
-    _print_outcome(workdir, comparison_table(rows), summary)
+    rankings, summary = quickstart(workdir)
+    _print_outcome(workdir, comparison_table(rankings), summary)
     _print_retriever(workdir, [f"--index={workdir / 'index'}", f"--model={workdir / 'retriever'}"])
 
 

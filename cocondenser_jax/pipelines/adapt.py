@@ -32,20 +32,12 @@ from cocondenser_jax.model_folder.hub import require_place
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import NOTHING_GIVEN, Given
 from cocondenser_jax.retriever.compare.changes import Changes
-from cocondenser_jax.retriever.compare.comparison import (
-    Compared,
-    Outcome,
-    RankedModel,
-    changes_between,
-    compare_models,
-    passages_note,
-    rank_by_bm25,
-    search_flags,
-)
-from cocondenser_jax.retriever.compare.report import ResultRow, comparison_table, write_report
+from cocondenser_jax.retriever.compare.compare import Outcome, changes_between, find_lead
+from cocondenser_jax.retriever.compare.comparison import compare_models, rank_by_bm25, search_flags
+from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table
+from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write_store
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
-from cocondenser_jax.retriever.compare.verdict import ADAPTED, PUBLISHED, judge
 from cocondenser_jax.retriever.data.folder import Survey
 
 logger = logging.getLogger(__name__)
@@ -55,6 +47,9 @@ _UNJUDGED = (
     " --model={adapted}` says what to judge)"
 )
 TEST = "test"
+PUBLISHED = "published"  # the model as it was
+ADAPTED = "adapted"  # the model after training
+HELPED = "helped"
 
 
 def adapt(
@@ -121,14 +116,12 @@ def adapt(
                 config.data.store, config.warm_start = str(store), str(published)
             make_once(workdir, adapted, pretrain_model, config, workdir / "pretraining")
         if begun is None:
-            verdict = f"unknown | {_UNJUDGED.format(published=published, adapted=adapted)}"
-            return Outcome([], _keep(workdir, title, verdict, PUBLISHED), [])
-        models = [
-            RankedModel(PUBLISHED, open_model(published)),
-            RankedModel(ADAPTED, open_model(adapted), seconds_of(workdir, [adapted])),
-        ]
-        compared = compare_models(workdir / TEST, begun, models, baselines=[PUBLISHED])
-        return _conclude(workdir, title, compared)
+            unknown = _UNJUDGED.format(published=published, adapted=adapted)
+            return Outcome([], _keep(workdir, title, "unknown", unknown), [])
+        models = {name: open_model(workdir / name) for name in (PUBLISHED, ADAPTED)}
+        trained = {ADAPTED: seconds_of(workdir, [adapted])}
+        rankings = compare_models(workdir / TEST, begun, models, [PUBLISHED], trained)
+        return _conclude(workdir, title, begun, rankings)
 
 
 def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
@@ -142,35 +135,38 @@ def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
     return checked, survey
 
 
-def _conclude(workdir: Path, title: str, compared: Compared) -> Outcome:
-    """Keeps the model that the verdict decides for."""
-    verdict = judge(compared)
-    kept = ADAPTED if verdict.outcome == "helped" else PUBLISHED
-    line = " | ".join([verdict.line(), *passages_note(compared)])
-    changes = changes_between(compared, verdict.before, verdict.after)
-    summary = _keep(workdir, title, line, kept, compared.rows, changes)
-    retriever = RankedModel(kept, open_model(workdir / "retriever"))
-    search = search_flags(workdir / TEST, compared, verdict.winner, retriever)
-    return Outcome(comparison_table(compared.rows), summary, search)
+def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Ranking]) -> Outcome:
+    """Keeps the adapted model if its best ranking is ahead of the best one without it."""
+    (before,) = [each for each in rankings if not each.tests]
+    after = max((each for each in rankings if each.model == ADAPTED), key=lambda each: each.score)
+    lead = find_lead(rankings, after, before)
+    outcome = HELPED if lead.test["difference"] > 0 else "harmed"
+    verdict = "undecided" if lead.power else outcome
+    changes = changes_between(trial, before, after)
+    summary = _keep(workdir, title, verdict, lead.line(), rankings, changes)
+    winner = after if verdict == HELPED else before
+    search = search_flags(workdir / TEST, trial, winner, str(workdir / "retriever"))
+    return Outcome(comparison_table(rankings), summary, search)
 
 
 def _keep(
     workdir: Path,
     title: str,
     verdict: str,
-    kept: str,
-    rows: Sequence[ResultRow] = (),
+    figures: str,
+    rankings: Sequence[Ranking] = (),
     changes: Changes | None = None,
 ) -> str:
     """Copies the model that is kept, and writes the report; returns its summary."""
+    kept = ADAPTED if verdict == HELPED else PUBLISHED
     retriever, model = workdir / "retriever", workdir / kept
     if retriever.exists() and open_model(retriever).sha256() != open_model(model).sha256():
         logger.info("adapt: %s becomes that of the new verdict", retriever)
         shutil.rmtree(retriever)
     make_once(workdir, retriever, _copy, model)
-    summary = f"VERDICT: {verdict} | retriever/ is {kept}"
+    summary = f"VERDICT: {verdict} | {figures} | retriever/ is {kept}"
     workdirs = {ADAPTED: workdir / "pretraining"}
-    write_report(workdir / "report.html", title, summary, workdirs, rows, changes)
+    write_report(workdir / "report.html", title, summary, workdirs, rankings, changes)
     return summary
 
 

@@ -45,14 +45,14 @@ from cocondenser_jax.pipelines.pretraining import pretrain_model
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.warm_start import new_model
 from cocondenser_jax.retriever.compare.comparison import (
-    Entry,
     Trial,
-    compare_entries,
+    measure_all,
     rank_by_bm25,
     rank_by_vectors,
 )
-from cocondenser_jax.retriever.compare.report import ResultRow, write_report
-from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, write_store
+from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
+from cocondenser_jax.retriever.compare.report import write_report
+from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, seconds_of, write_store
 from cocondenser_jax.retriever.data.beir import write_beir, write_passages
 from cocondenser_jax.retriever.data.folder import read_split, read_texts
 from cocondenser_jax.retriever.data.layouts import Passage
@@ -96,11 +96,11 @@ class Candidate(NamedTuple):
     models: Sequence[Path]  # those of its pre-training; the retriever is made of the last
 
 
-def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
+def quickstart(workdir: Path) -> tuple[list[Ranking], str]:
     """Compares BM25, no pre-training, Condenser and coCondenser; resumes an earlier call.
 
-    Returns the rows of the comparison, and what they are in a sentence or two. The head of this
-    file says what `workdir` will hold.
+    Returns the rankings that were compared, and what they are in a sentence or two. The head of
+    this file says what `workdir` will hold.
     """
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
@@ -113,19 +113,19 @@ def quickstart(workdir: Path) -> tuple[list[ResultRow], str]:
         store = make_once(workdir, workdir / "store", write_store, text, tokenizer, length)
         candidates = _pretrain_candidates(workdir, store, tokenizer)
         trial = Trial(data, metrics=DEFAULT_METRICS)
-        rank_by_bm25(workdir, trial)
+        bm25 = rank_by_bm25(workdir, trial)
         for candidate in candidates:
             _announce(workdir, f"fine-tuning and searching: {candidate.name}")
             _search(workdir, candidate, trial)
         _announce(workdir, "comparing")
-        rows = compare_candidates(workdir, trial, candidates)
-        write_json(workdir / "results.json", [row._asdict() for row in rows])
+        rankings = compare_candidates(workdir, trial, bm25, candidates)
+        write_json(workdir / "results.json", [each.record() for each in rankings])
         n_queries = len(read_split(data, "test")[0])
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
         workdirs = {stage: workdir / "pretraining" / stage for stage in STAGES}
         workdirs |= {candidate.name: candidate.folder / "finetuning" for candidate in candidates}
-        write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, rows)
-        return rows, summary
+        write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, rankings)
+        return rankings, summary
 
 
 def _announce(workdir: Path, step: str) -> None:
@@ -146,18 +146,16 @@ def _announce(workdir: Path, step: str) -> None:
 
 
 def compare_candidates(
-    workdir: Path, trial: Trial, candidates: Sequence[Candidate]
-) -> list[ResultRow]:
+    workdir: Path, trial: Trial, bm25: Ranking, candidates: Sequence[Candidate]
+) -> list[Ranking]:
     """Evaluates the rankings of BM25 and of each model, and tests each against the last."""
-    entries = [Entry("", False, [workdir / "bm25.trec"])]
-    for candidate in candidates:
-        results = [*candidate.models, *(candidate.folder / name for name in _RESULTS)]
-        entries.append(Entry(candidate.name, False, results))
-    baselines = [candidates[-1].name]
-    compared = compare_entries(
-        workdir, trial, entries, baselines, lambda _: read_texts(trial.passages)
-    )
-    return compared.rows
+    rankings = [bm25]
+    for name, folder, models in candidates:
+        results = [*models, *(folder / result for result in _RESULTS)]
+        seconds = seconds_of(workdir, results)
+        rankings.append(Ranking(name, results[-1], model=name, seconds=seconds))
+    measured = measure_all(trial, rankings, lambda _: read_texts(trial.passages))
+    return with_tests(measured, [candidates[-1].name])
 
 
 class Docstring(NamedTuple):

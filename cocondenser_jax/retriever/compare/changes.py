@@ -1,30 +1,19 @@
 """What changes for whom from one ranking to another: queries that gain, and queries that lose."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from cocondenser_jax.errors import first_words
+from cocondenser_jax.retriever.compare.rankings import Ranking
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
-from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
-from cocondenser_jax.retriever.data.ranking import Metrics, measure_run
-from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
+from cocondenser_jax.retriever.data.trec import Qrels
 
 N_SHOWN = 20  # queries that gain, and as many that lose
-DEPTH = 10  # passages of a query that are looked at
 _CHARACTERS = 160  # of a text that is shown
-
-
-class Ranking(NamedTuple):
-    """A ranking, as it was measured."""
-
-    name: str
-    source: Path  # its TREC run
-    metrics: Metrics
-    first: Mapping[str, Sequence[str]]  # judged query → its DEPTH best passages
 
 
 class Judged(NamedTuple):
@@ -70,32 +59,6 @@ class Changes(NamedTuple):
     gains_Q: np.ndarray  # of all queries, rising
     gained: list[Change]  # those that gain most, most first
     lost: list[Change]  # those that lose most, most first
-
-
-def measure(
-    name: str,
-    source: Path,
-    run: Run,
-    qrels: Qrels,
-    metrics: Sequence[str],
-    *,
-    ignore_identical_ids: bool = False,
-) -> Ranking:
-    """Measures a run; see `evaluate_run` for all arguments but its file."""
-    measured = measure_run(
-        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
-    )
-    first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
-    return Ranking(name, source, measured, first)
-
-
-def first_of(
-    run: Run, queries: Iterable[str], *, ignore_identical_ids: bool = False
-) -> dict[str, list[str]]:
-    """Returns the DEPTH best passages that a run has for each query."""
-    if ignore_identical_ids:
-        run = drop_identical_ids(run)
-    return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
 
 
 def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:

@@ -5,41 +5,50 @@ rankings differ most are written, to be judged. `comparison.py` says what the fo
 also has report.html and, of the latter, to_judge/.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.runs import lock_folder
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.folder import require_outside
 from cocondenser_jax.model_folder.hub import require_place
-from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.model_folder.model import ModelFolder, open_model
+from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
 from cocondenser_jax.retriever.compare.comparison import (
     BM25,
-    Outcome,
-    RankedModel,
-    changes_between,
     compare_models,
-    passages_note,
-    ranking_name,
+    rank_by_all,
     search_flags,
 )
-from cocondenser_jax.retriever.compare.judging import TO_JUDGE, describe_form
-from cocondenser_jax.retriever.compare.report import (
-    ResultRow,
+from cocondenser_jax.retriever.compare.differences import (
+    Differences,
+    find_differences,
+    most_different,
+)
+from cocondenser_jax.retriever.compare.judging import (
+    N_QUERIES,
+    TO_JUDGE,
+    describe_form,
+    write_to_judge,
+)
+from cocondenser_jax.retriever.compare.rankings import (
+    Ranking,
     comparison_table,
     corrected_p,
-    write_report,
+    first_of,
 )
+from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.trial import (
     Trial,
     check_trial,
+    passages_note,
     queries_note,
     start_comparison,
 )
-from cocondenser_jax.retriever.compare.unjudged import compare_unjudged
-from cocondenser_jax.retriever.compare.verdict import describe_difference, describe_power
+from cocondenser_jax.retriever.data.folder import read_corpus, read_queries, read_split
 from cocondenser_jax.retriever.data.significance import (
     SIGNIFICANCE_LEVEL,
     Comparison,
@@ -47,6 +56,15 @@ from cocondenser_jax.retriever.data.significance import (
     format_p,
     swap,
 )
+from cocondenser_jax.retriever.data.trec import read_run
+
+
+class Outcome(NamedTuple):
+    """What a command that compares ends with."""
+
+    table: list[list[str]]  # the heads first; nothing where nothing was compared
+    summary: str  # a line that starts with "BEST: " or "VERDICT: "
+    search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
@@ -62,32 +80,59 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
     for each in models:
         require_place(each)
     trial, survey = check_trial(trial)
-    ranked = [RankedModel(name, open_model(model)) for name, model in named.items()]
+    opened = {name: open_model(model) for name, model in named.items()}
     from cocondenser_jax.model_folder.library import require_loadable  # slow to import
 
-    for _, model, *_ in ranked:
+    for model in opened.values():
         require_outside(model.path, workdir)
         for network in model.networks.values():
             require_loadable(network.path, network.config)
-    title = f"{', '.join(model.name for model in ranked)} on {trial.data}"
+    title, page = f"{', '.join(opened)} on {trial.data}", workdir / "report.html"
     with lock_folder(workdir):
         started = start_comparison(workdir, trial, survey)
         if not trial.is_judged:
-            differences = compare_unjudged(workdir, started, ranked, workdir / TO_JUDGE)
+            differences = _compare_unjudged(workdir, started, opened)
             form = describe_form(workdir / TO_JUDGE)
             summary = " | ".join(["BEST: unknown", form, *queries_note(started)])
-            write_report(workdir / "report.html", title, summary, {}, changes=differences)
+            write_report(page, title, summary, {}, changes=differences)
             return Outcome(differences.table, summary, [])
-        compared = compare_models(workdir, started, ranked)
-        best, rival = find_rival(compared.rows)
-        lead = find_lead(compared.rows, best, rival)
-        summary = " | ".join([describe_lead(lead), *passages_note(compared)])
-        changes = changes_between(compared, rival.name, best.name)
-        sentence = ", ".join([lead_sentence(lead), *passages_note(compared)])
-        write_report(workdir / "report.html", title, sentence, {}, compared.rows, changes)
-    winner = next((model for model in ranked if model.name == best.model), None)
-    table = comparison_table(compared.rows)
-    return Outcome(table, summary, search_flags(workdir, compared, best.name, winner))
+        rankings = compare_models(workdir, started, opened)
+        best, rival = find_rival(rankings)
+        lead = find_lead(rankings, best, rival)
+        winner = "undecided" if lead.power else best.name
+        summary = " | ".join([f"BEST: {winner}", lead.line(), *passages_note(started)])
+        sentence = ", ".join([lead.sentence(), *passages_note(started)])
+        changes = changes_between(started, rival, best)
+        write_report(page, title, sentence, {}, rankings, changes)
+    search = search_flags(workdir, started, best, named.get(best.model, ""))
+    return Outcome(comparison_table(rankings), summary, search)
+
+
+def _compare_unjudged(
+    workdir: Path, trial: Trial, models: Mapping[str, ModelFolder]
+) -> Differences:
+    """Ranks by all, and writes the queries on which the rankings differ most, to be judged."""
+    queries = read_queries(trial.data)
+    rankings = [
+        each._replace(first=first_of(read_run(each.source), queries))
+        for each in rank_by_all(workdir, trial, models)
+    ]
+    firsts = [each.first for each in rankings]
+    chosen = {query: queries[query] for query in most_different(firsts, N_QUERIES)}
+    write_to_judge(workdir / TO_JUDGE, read_corpus(trial.passages), chosen, firsts)
+    differences = find_differences(rankings, queries, chosen, trial.passages)
+    names = [each.name for each in rankings]
+    records = [
+        {
+            "name": each.name,
+            "in_common": dict(zip(names, shares, strict=True)),
+            "vectors": each.vectors,
+            "seconds": each.seconds,
+        }
+        for each, shares in zip(rankings, differences.in_common, strict=True)
+    ]
+    write_json(workdir / "results.json", records)
+    return differences
 
 
 def name_models(models: Sequence[str]) -> dict[str, str]:
@@ -103,61 +148,77 @@ def name_models(models: Sequence[str]) -> dict[str, str]:
     ]
     for n_parts in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-n_parts:]).strip("/") for each in parts]
-        rankings = [ranking_name(name, is_fused) for name in names for is_fused in (False, True)]
-        if len({BM25, *rankings}) == 1 + len(rankings):
+        rankings = {BM25, *names, *(f"{name} + {BM25}" for name in names)}
+        if len(rankings) == 1 + 2 * len(names):
             return dict(zip(names, models, strict=True))
     twice = [model for model in models if models.count(model) > 1]
     raise UserError(f"a model is given twice: {first_three(twice or [*models])}")
 
 
-def find_rival(rows: Sequence[ResultRow]) -> tuple[ResultRow, ResultRow]:
-    """Returns the best row, against which all are tested, and the best one by other vectors."""
-    (best,) = [row for row in rows if not row.tests]
-    metric = next(iter(best.metrics))
-    others = [row for row in rows if row.model != best.model]
-    return best, max(others, key=lambda row: row.metrics[metric])
+def find_rival(rankings: Sequence[Ranking]) -> tuple[Ranking, Ranking]:
+    """Returns the best ranking, against which all are tested, and the best by other vectors."""
+    (best,) = [each for each in rankings if not each.tests]
+    others = [each for each in rankings if each.model != best.model]
+    return best, max(others, key=lambda each: each.score)
 
 
 class Lead(NamedTuple):
-    """The best row beside its rival."""
+    """A ranking beside another one."""
 
-    best: str
-    rival: str
+    name: str
+    other: str
     metric: str
-    test: Comparison  # seen from the best
+    test: Comparison  # seen from the first
     p: str  # corrected for the number of rows
     power: str  # which differences the queries show, where p decides nothing
 
+    def line(self) -> str:
+        """Returns it as it is printed."""
+        test = self.test
+        figures = [
+            self.metric,
+            f"{self.name} {test['mean']:.4f}, {self.other} {test['other_mean']:.4f}",
+            f"{test['difference']:+.4f} ({format_interval(test['interval'], digits=4)})",
+            f"p {self.p}",
+        ]
+        return " | ".join([*figures, self.power] if self.power else figures)
 
-def find_lead(rows: Sequence[ResultRow], best: ResultRow, rival: ResultRow) -> Lead:
-    """Returns what the test of the best row says against its rival."""
-    metric = next(iter(best.metrics))
-    test = swap(rival.tests[metric])
-    p_values = corrected_p(rows)
-    p = p_values[rival.name]
+    def sentence(self) -> str:
+        """Returns it as the sentence of a page."""
+        test = self.test
+        undecided = f"; {self.power}" if self.power else ""
+        return (
+            f"{self.name} has the highest {self.metric}, {test['mean']:.3f}; {self.other} has"
+            f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
+            f" {format_interval(test['interval'])}), p {self.p}{undecided}"
+        )
+
+
+def find_lead(rankings: Sequence[Ranking], one: Ranking, other: Ranking) -> Lead:
+    """Returns what the test says of two rankings, of which one has been tested against the other.
+
+    Args:
+      rankings: all that were tested, for whose number p is corrected.
+      one: the one that it is seen from.
+      other: see `one`.
+    """
+    metric, p_values = one.metric, corrected_p(rankings)
+    tested = one if one.tests else other
+    test = tested.tests[metric] if tested is one else swap(tested.tests[metric])
+    p = p_values[tested.name]
     power = "" if p < SIGNIFICANCE_LEVEL else describe_power(test)
-    return Lead(best.name, rival.name, metric, test, format_p(p, len(p_values)), power)
+    return Lead(one.name, other.name, metric, test, format_p(p, len(p_values)), power)
 
 
-def lead_sentence(lead: Lead) -> str:
-    """Returns a lead as the sentence of a page."""
-    test = lead.test
-    undecided = f"; {lead.power}" if lead.power else ""
-    return (
-        f"{lead.best} has the highest {lead.metric}, {test['mean']:.3f}; {lead.rival} has"
-        f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
-        f" {format_interval(test['interval'])}), p {lead.p}{undecided}"
-    )
+def describe_power(test: Comparison) -> str:
+    """Returns which differences so many queries show, as it is printed."""
+    n_queries = test["better"] + test["worse"] + test["equal"]
+    if test["detectable"] is None:
+        return f"{n_queries} queries show no difference, however large"
+    return f"{n_queries:,} queries show differences of {test['detectable']:.2g} and more"
 
 
-def describe_lead(lead: Lead) -> str:
-    """Returns a lead as the line that is printed."""
-    test = lead.test
-    figures = [
-        f"BEST: {'undecided' if lead.power else lead.best}",
-        lead.metric,
-        f"{lead.best} {test['mean']:.4f}, {lead.rival} {test['other_mean']:.4f}",
-        describe_difference(test),
-        f"p {lead.p}",
-    ]
-    return " | ".join([*figures, lead.power] if lead.power else figures)
+def changes_between(trial: Trial, before: Ranking, after: Ranking) -> Changes:
+    """Finds what changes for the queries from one ranking to another."""
+    queries, qrels = read_split(trial.data, trial.split)
+    return find_changes(before, after, Judged(trial.metrics[0], qrels, queries, trial.passages))

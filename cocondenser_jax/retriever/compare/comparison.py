@@ -1,4 +1,4 @@
-"""Compares what BM25 and several models find for queries, and shows what changes.
+"""Ranks queries by BM25 and by several models, alone and fused, and tests the rankings.
 
 The folder of a comparison:
 
@@ -20,27 +20,15 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.model_folder.model import ModelFolder
-from cocondenser_jax.retriever.compare.changes import (
-    Changes,
-    Judged,
-    Ranking,
-    find_changes,
-    measure,
-)
-from cocondenser_jax.retriever.compare.report import Evaluation, ResultRow, result_rows
-from cocondenser_jax.retriever.compare.sample import read_sampled
+from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_tests
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, timed
 from cocondenser_jax.retriever.compare.trial import STARTED, Trial
-from cocondenser_jax.retriever.data.folder import (
-    read_asked,
-    read_split,
-)
+from cocondenser_jax.retriever.data.folder import read_asked, read_split
 from cocondenser_jax.retriever.data.ranking import cutoffs_of, longest_ranking, warn_of_cutoffs
 from cocondenser_jax.retriever.data.same_text import Texts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import Qrels, read_run, write_run
@@ -59,185 +47,104 @@ _ALL_JUDGED = 0.98  # of the first ten; vectors in another precision may find an
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
 
 
-class RankedModel(NamedTuple):
-    """A model that is compared."""
-
-    name: str  # in the table
-    model: ModelFolder
-    seconds: float = 0.0  # that it took to make
-
-
-class Entry(NamedTuple):
-    """A ranking that is compared, by what makes it different from the others."""
-
-    model: str  # by whose vectors; "": by BM25 alone
-    is_fused: bool  # with the ranking of BM25
-    results: Sequence[Path]  # all that was made for it, and timed; the last is its TREC run
-    vectors: tuple[int, int] = (0, 0)  # as in `Evaluation`
-    seconds: float = 0.0  # beside those of the results
-
-    @property
-    def name(self) -> str:
-        """The name of its row."""
-        return ranking_name(self.model, self.is_fused)
-
-
-class Compared(NamedTuple):
-    """The outcome of a comparison."""
-
-    rows: list[ResultRow]
-    trial: Trial  # on the passages that were tested on
-    rankings: Mapping[str, Ranking]  # of the rows, by their names
-
-
-class Outcome(NamedTuple):
-    """What a command that compares ends with."""
-
-    table: list[list[str]]  # the heads first; nothing where nothing was compared
-    summary: str  # a line that starts with "BEST: " or "VERDICT: "
-    search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
-
-
-def ranking_name(model: str, is_fused: bool) -> str:
-    """Returns the name of a ranking by a model's vectors, or of BM25's if there is no model."""
-    if not model:
-        return BM25
-    return f"{model} + {BM25}" if is_fused else model
-
-
-def rank_by_all(workdir: Path, trial: Trial, models: Sequence[RankedModel]) -> list[Entry]:
+def rank_by_all(workdir: Path, trial: Trial, models: Mapping[str, ModelFolder]) -> list[Ranking]:
     """Ranks by BM25 and by each model, alone and fused with BM25.
 
     Args:
       workdir: the head of this file says what it will hold. Its lock is the caller's.
       trial: what `start_comparison` returned.
-      models: with different names.
+      models: by their names in the table.
     """
     bm25 = rank_by_bm25(workdir, trial)
-    entries = [Entry("", False, [bm25])]
-    for model in models:
-        entries += _rank_by_model(workdir, trial, model, bm25)
-    return entries
+    rankings = [bm25]
+    for name, model in models.items():
+        rankings += _rank_by_model(workdir, trial, name, model, bm25.source)
+    return rankings
 
 
 def compare_models(
-    workdir: Path, trial: Trial, models: Sequence[RankedModel], baselines: Collection[str] = ()
-) -> Compared:
+    workdir: Path,
+    trial: Trial,
+    models: Mapping[str, ModelFolder],
+    baselines: Collection[str] = (),
+    trained: Mapping[str, float] = {},
+) -> list[Ranking]:
     """Ranks by BM25 and by each model, alone and fused with BM25, and evaluates all.
 
     Args:
-      workdir: the head of this file says what it will hold. Its lock is the caller's.
-      trial: what `start_comparison` returned.
-      models: with different names.
+      workdir: see `rank_by_all`.
+      trial: see `rank_by_all`.
+      models: see `rank_by_all`.
       baselines: names of models. All rankings are tested against the best one of BM25 and of these;
         (): against the best one of all.
+      trained: how many seconds it took to train some of the models, by their names.
     """
-    entries = rank_by_all(workdir, trial, models)
-    known = {"", *baselines} if baselines else {"", *(model.name for model in models)}
-    names = [entry.name for entry in entries if entry.model in known]
-    embeddings = _embeddings_of(workdir, models[0])
+    rankings = [
+        each._replace(seconds=each.seconds + trained.get(each.model, 0.0))
+        for each in rank_by_all(workdir, trial, models)
+    ]
+    embeddings = embeddings_of(workdir, next(iter(models)))
     passages = open_shards(embeddings, read_manifest(embeddings))
-    compared = compare_entries(workdir, trial, entries, names, partial(texts_of, passages))
-    write_json(workdir / "results.json", [row._asdict() for row in compared.rows])
-    return compared
+    measured = measure_all(trial, rankings, partial(texts_of, passages))
+    against = [each.name for each in rankings if each.model in ("", *baselines)]
+    tested = with_tests(measured, against if baselines else ())
+    write_json(workdir / "results.json", [each.record() for each in tested])
+    return tested
 
 
-def changes_between(compared: Compared, before: str, after: str) -> Changes:
-    """Finds what changes for the queries from one row of a comparison to another."""
-    trial = compared.trial
-    queries, qrels = read_split(trial.data, trial.split)
-    judged = Judged(trial.metrics[0], qrels, queries, trial.passages)
-    return find_changes(compared.rankings[before], compared.rankings[after], judged)
-
-
-def search_flags(
-    workdir: Path, compared: Compared, winner: str, model: RankedModel | None
-) -> list[str]:
-    """Returns what makes `search` rank as a row of a comparison does.
+def search_flags(workdir: Path, trial: Trial, best: Ranking, model: str) -> list[str]:
+    """Returns what makes `search` rank as a ranking of a comparison does.
 
     Args:
       workdir: of the comparison.
-      compared: its outcome.
-      winner: the row's name.
-      model: by whose vectors to search, unless the row is that of BM25.
+      trial: of the comparison.
+      best: the ranking.
+      model: the folder or name of the model by whose vectors it is, unless it is that of BM25.
 
     Returns:
       Flags; none where the vectors are of a sample of the passages.
     """
-    trial = compared.trial
     if trial.n_passages is not None:
         return []
     language = [] if trial.language == LANGUAGE else [f"--language={trial.language}"]
-    if model is None or winner == BM25:
+    if not best.model:
         return [f"--corpus={trial.passages}", *language]
-    flags = [f"--embeddings={_embeddings_of(workdir, model)}"]
-    if any(row.name == winner and row.is_fused for row in compared.rows):
+    flags = [f"--embeddings={embeddings_of(workdir, best.model)}"]
+    if best.is_fused:
         flags += [f"--hybrid={FUSION}", *language]
-    return [*flags, f"--model={model.model.name}"]
+    return [*flags, f"--model={model}"]
 
 
-def passages_note(compared: Compared) -> list[str]:
-    """Names the passages that were tested on, where they were not all: fewer are easier to rank."""
-    if compared.trial.n_passages is None:
-        return []
-    sampled = read_sampled(compared.trial.data)
-    if sampled.kept == sampled.passages:
-        return []
-    return [
-        f"on {sampled.kept:,} of {sampled.passages:,} passages, the {sampled.judged:,} judged ones"
-        " among them: metrics are higher than on all"
-    ]
-
-
-def compare_entries(
-    workdir: Path,
-    trial: Trial,
-    entries: Sequence[Entry],
-    baselines: Collection[str],
-    texts: Texts,
-) -> Compared:
-    """Evaluates rankings by judgments, and tests each against the best baseline.
+def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list[Ranking]:
+    """Evaluates rankings by judgments.
 
     Args:
-      workdir: the pipeline's folder.
       trial: where the judgments are, and what is computed of them.
-      entries: one for each row.
-      baselines: names of entries; the best is that with the highest mean of the first metric.
+      rankings: what `rank_by_all` returned, or others.
       texts: of the passages.
     """
     _, qrels = read_split(trial.data, trial.split)
-    evaluations = []
-    rankings = {}
+    measured = []
     longest = {}
-    for entry in entries:
-        source = entry.results[-1]
-        run = read_run(source)
-        longest[entry.name] = longest_ranking(run)
-        rankings[entry.name] = measure(
-            entry.name,
-            source,
-            run,
-            qrels,
-            trial.metrics,
-            ignore_identical_ids=trial.ignore_identical_ids,
+    for ranking in rankings:
+        run = read_run(ranking.source)
+        longest[ranking.name] = longest_ranking(run)
+        measured.append(
+            measure(
+                ranking,
+                run,
+                qrels,
+                trial.metrics,
+                ignore_identical_ids=trial.ignore_identical_ids,
+            )
         )
-        evaluation = Evaluation(
-            name=entry.name,
-            model=entry.model,
-            is_fused=entry.is_fused,
-            metrics=rankings[entry.name].metrics,
-            seconds=entry.seconds + seconds_of(workdir, entry.results),
-            vectors=entry.vectors,
-        )
-        evaluations.append(evaluation)
     warn_of_cutoffs(longest, cutoffs_of(trial.metrics))
-    _warn_of_unjudged(rankings.values(), qrels)
-    firsts = {name: ranking.first for name, ranking in rankings.items()}
-    warn_of_copies(firsts, qrels, texts)
-    return Compared(result_rows(evaluations, baselines), trial, rankings)
+    _warn_of_unjudged(measured, qrels)
+    warn_of_copies({each.name: each.first for each in measured}, qrels, texts)
+    return measured
 
 
-def _warn_of_unjudged(rankings: Collection[Ranking], qrels: Qrels) -> None:
+def _warn_of_unjudged(rankings: Sequence[Ranking], qrels: Qrels) -> None:
     """Warns of rankings whose first passages were not all judged, where those of another were.
 
     What is not judged counts as not relevant, so such a ranking may be better than its metrics.
@@ -258,31 +165,36 @@ def _warn_of_unjudged(rankings: Collection[Ranking], qrels: Qrels) -> None:
             )
 
 
-def _embeddings_of(workdir: Path, model: RankedModel) -> Path:
-    return workdir / "models" / model.name / "embeddings"
+def embeddings_of(workdir: Path, model: str) -> Path:
+    """Returns where a comparison keeps the vectors of a model, by its name."""
+    return workdir / "models" / model / "embeddings"
 
 
-def _rank_by_model(workdir: Path, trial: Trial, model: RankedModel, bm25: Path) -> list[Entry]:
+def _rank_by_model(
+    workdir: Path, trial: Trial, name: str, model: ModelFolder, bm25: Path
+) -> list[Ranking]:
     """Makes, once, the rankings by a model's vectors, alone and fused with BM25."""
-    embeddings = _embeddings_of(workdir, model)
+    embeddings = embeddings_of(workdir, name)
     folder = embeddings.parent
-    start_or_compare(folder / STARTED, {"model": model.model.sha256()})
+    start_or_compare(folder / STARTED, {"model": model.sha256()})
     dense = folder / "dense.trec"
     if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
         with timed(workdir, embeddings):
-            encode_corpus(Encoding(model.model), trial.passages, embeddings)
+            encode_corpus(Encoding(model), trial.passages, embeddings)
         _require_same_passages(workdir, trial, embeddings)
-    make_once(workdir, dense, rank_by_vectors, embeddings, model.model, trial)
+    make_once(workdir, dense, rank_by_vectors, embeddings, model, trial)
     fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)
     manifest = read_manifest(embeddings)
-    alone = Entry(
-        model=model.name,
-        is_fused=False,
-        results=[embeddings, dense],
+    alone = Ranking(
+        name=name,
+        source=dense,
+        model=name,
         vectors=(manifest.passages, manifest.dimension),
-        seconds=model.seconds,
+        seconds=seconds_of(workdir, [embeddings, dense]),
     )
-    return [alone, alone._replace(is_fused=True, results=[bm25, *alone.results, fused])]
+    seconds = alone.seconds + seconds_of(workdir, [bm25, fused])
+    both = alone._replace(name=f"{name} + {BM25}", source=fused, is_fused=True, seconds=seconds)
+    return [alone, both]
 
 
 def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> None:
@@ -300,9 +212,10 @@ def _fuse(bm25: Path, dense: Path, out: Path) -> None:
     write_run(out, fuse_runs([read_run(bm25), read_run(dense)], FUSION))
 
 
-def rank_by_bm25(workdir: Path, trial: Trial) -> Path:
-    """Makes, once, the ranking of BM25; returns its TREC run."""
-    return make_once(workdir, workdir / "bm25.trec", _write_bm25_run, trial)
+def rank_by_bm25(workdir: Path, trial: Trial) -> Ranking:
+    """Makes, once, the ranking of BM25."""
+    source = make_once(workdir, workdir / "bm25.trec", _write_bm25_run, trial)
+    return Ranking(BM25, source, seconds=seconds_of(workdir, [source]))
 
 
 def _write_bm25_run(trial: Trial, out: Path) -> None:

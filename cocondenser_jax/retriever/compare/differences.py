@@ -7,22 +7,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from cocondenser_jax.errors import first_words
+from cocondenser_jax.retriever.compare.rankings import Firsts, Ranking, vectors_cell
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
 
 _CHARACTERS = 160  # of a text that is shown
-
-# Query → its first passages, best first, see `changes.first_of`.
-Firsts = Mapping[str, Sequence[str]]
-
-
-class Ranked(NamedTuple):
-    """A ranking, and what it cost."""
-
-    name: str
-    source: Path  # its TREC run
-    first: Firsts
-    vectors: tuple[int, int]  # how many it searches, and the numbers of each; (0, 0): none
-    seconds: float  # that it took to make
 
 
 class Found(NamedTuple):
@@ -75,7 +63,7 @@ def most_different(rankings: Sequence[Firsts], n: int) -> list[str]:
 
 
 def find_differences(
-    rankings: Sequence[Ranked],
+    rankings: Sequence[Ranking],
     queries: Mapping[str, str],
     shown: Collection[str],
     corpus: str | Path,
@@ -111,7 +99,7 @@ def find_differences(
     return Differences(_table(rankings, shares), shares, len(queries), differing)
 
 
-def _in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[float | None]]:
+def _in_common(rankings: Sequence[Ranking], queries: Sequence[str]) -> list[list[float | None]]:
     """Returns for each ranking the mean of `common_share` with each, over the queries with one."""
     rows = []
     for ranking in rankings:
@@ -128,7 +116,7 @@ def _in_common(rankings: Sequence[Ranked], queries: Sequence[str]) -> list[list[
 
 
 def _table(
-    rankings: Sequence[Ranked], in_common: Sequence[Sequence[float | None]]
+    rankings: Sequence[Ranking], in_common: Sequence[Sequence[float | None]]
 ) -> list[list[str]]:
     """Returns the cells: of each ranking its number, its overlap with each, its cost."""
     numbers = [str(number) for number in range(1, len(rankings) + 1)]
@@ -138,7 +126,6 @@ def _table(
             "" if other == number or share is None else f"{share:.2f}"
             for other, share in zip(numbers, shares, strict=True)
         ]
-        n_vectors, size = ranking.vectors
-        vectors = f"{n_vectors:,} x {size:,}" if n_vectors else ""
-        table.append([f"{number} {ranking.name}", *cells, vectors, f"{ranking.seconds:,.0f}"])
+        cost = [vectors_cell(ranking.vectors), f"{ranking.seconds:,.0f}"]
+        table.append([f"{number} {ranking.name}", *cells, *cost])
     return table

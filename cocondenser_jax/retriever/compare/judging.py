@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cocondenser_jax.errors import first_words
 from cocondenser_jax.files.whole import new_folder, numbered_lines, write_text
-from cocondenser_jax.retriever.compare.differences import Firsts
+from cocondenser_jax.retriever.compare.rankings import Firsts
 from cocondenser_jax.retriever.data.beir import write_beir
 from cocondenser_jax.retriever.data.folder import passage_text, read_queries
 from cocondenser_jax.retriever.data.layouts import Passage

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import file_sha256, new_file, read_object, write_json
-from cocondenser_jax.retriever.compare.sample import require_room, write_sample
+from cocondenser_jax.retriever.compare.sample import read_sampled, require_room, write_sample
 from cocondenser_jax.retriever.compare.steps import make_once, remove_results
 from cocondenser_jax.retriever.data.beir import write_passages
 from cocondenser_jax.retriever.data.folder import (
@@ -203,6 +203,19 @@ def _with_drawn(workdir: Path, trial: Trial, log: QueryLog) -> Trial:
     """Writes the queries that are ranked where nothing is judged; returns the trial by them."""
     drawn = make_once(workdir, workdir / DRAWN, _write_drawn, log.drawn)
     return trial._replace(data=drawn, corpus=trial.passages)
+
+
+def passages_note(trial: Trial) -> list[str]:
+    """Names the passages that were tested on, where they were not all: fewer are easier to rank."""
+    if trial.n_passages is None:
+        return []
+    sampled = read_sampled(trial.data)
+    if sampled.kept == sampled.passages:
+        return []
+    return [
+        f"on {sampled.kept:,} of {sampled.passages:,} passages, the {sampled.judged:,} judged ones"
+        " among them: metrics are higher than on all"
+    ]
 
 
 def queries_note(trial: Trial) -> list[str]:

@@ -15,20 +15,18 @@ from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.retriever.compare import compare as comparing
 from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.compare import (
-    describe_lead,
+    describe_power,
     find_lead,
     find_rival,
-    lead_sentence,
     name_models,
 )
-from cocondenser_jax.retriever.compare.report import ResultRow
 from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.data.significance import compare
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search.fuse import fuse_runs
-from tests.world import comparison_of, write_qrels, write_retriever
+from tests.world import comparison_of, ranked, write_qrels, write_retriever
 
 pytestmark = pytest.mark.timeout(900)
 METRICS = ("nDCG@10", "MRR@10", "Recall@100")
@@ -228,12 +226,11 @@ def test_the_search_of_the_best_vectors_is_of_all_passages(
 ):
     """Vectors of a sample are not worth a search."""
     rows = [
-        ResultRow("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
-        ResultRow("first", "first", False, {"m": 0.8}, {}, 1.0),
+        ranked("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
+        ranked("first", "first", False, {"m": 0.8}, {}, 1.0),
     ]
     trial = Trial(data, n_passages=n_passages)
-    compared = comparison.Compared(rows, trial, {})
-    monkeypatch.setattr(comparing, "compare_models", lambda *_: compared)
+    monkeypatch.setattr(comparing, "compare_models", lambda *_: rows)
     for name in ("changes_between", "write_report"):
         monkeypatch.setattr(comparing, name, lambda *_: None)
     monkeypatch.setattr(comparing, "passages_note", lambda _: [])
@@ -328,29 +325,39 @@ def test_models_are_named_by_the_ends_of_their_paths(tmp_path, monkeypatch):
 
 def test_the_rival_of_the_best_is_by_other_vectors():
     rows = [
-        ResultRow("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
-        ResultRow("a", "a", False, {"m": 0.7}, {"m": comparison_of(0.02, -0.1, 0.7)}, 1.0),
-        ResultRow("a + BM25", "a", True, {"m": 0.8}, {}, 1.0),
-        ResultRow("b", "b", False, {"m": 0.6}, {"m": comparison_of(0.012, -0.2, 0.6)}, 1.0),
+        ranked("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
+        ranked("a", "a", False, {"m": 0.7}, {"m": comparison_of(0.02, -0.1, 0.7)}, 1.0),
+        ranked("a + BM25", "a", True, {"m": 0.8}, {}, 1.0),
+        ranked("b", "b", False, {"m": 0.6}, {"m": comparison_of(0.012, -0.2, 0.6)}, 1.0),
     ]
     best, rival = find_rival(rows)
     assert (best.name, rival.name) == ("a + BM25", "b")
     # p of the smallest of three is 3 x 0.01, of the next 2 x 0.012.
-    assert describe_lead(find_lead(rows, best, rival)) == (
-        "BEST: a + BM25 | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.03"
+    assert find_lead(rows, best, rival).line() == (
+        "m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.03"
     )
     rows[0] = rows[0]._replace(tests={"m": comparison_of(0.02, -0.3, 0.5)})
-    assert describe_lead(find_lead(rows, best, rival)) == (
-        "BEST: a + BM25 | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.036"
+    assert find_lead(rows, best, rival).line() == (
+        "m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000) | p 0.036"
     )
     for p in (0.06, 0.4):
         rows[3] = rows[3]._replace(tests={"m": comparison_of(p, -0.2, 0.6)})
         lead = find_lead(rows, best, rows[3])
-        assert describe_lead(lead) == (
-            "BEST: undecided | m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000)"
+        assert lead.line() == (
+            "m | a + BM25 0.8000, b 0.6000 | +0.2000 (+0.1000 to +0.3000)"
             f" | p {p} | 100 queries show differences of 0.14 and more"
         )
-        assert lead_sentence(lead) == (
+        assert lead.sentence() == (
             "a + BM25 has the highest m, 0.800; b has 0.600: difference +0.200 (95 %: +0.100 to"
             f" +0.300), p {p}; 100 queries show differences of 0.14 and more"
         )
+    # Seen from the one that was tested.
+    seen = find_lead(rows, rows[1], best)
+    assert seen.line().startswith("m | a 0.7000, a + BM25 0.8000 | -0.1000 (")
+
+
+def test_a_line_says_what_so_many_queries_show():
+    test = comparison_of(0.5, n_queries=1035)
+    assert describe_power(test) == "1,035 queries show differences of 0.14 and more"
+    few = comparison_of(1.0, n_queries=5) | {"detectable": None}
+    assert describe_power(few) == "5 queries show no difference, however large"

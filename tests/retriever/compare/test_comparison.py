@@ -13,15 +13,11 @@ from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.representation import Representation
 from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.comparison import (
-    Compared,
-    Entry,
-    RankedModel,
-    compare_entries,
+    measure_all,
     rank_by_bm25,
-    ranking_name,
     search_flags,
 )
-from cocondenser_jax.retriever.compare.report import ResultRow
+from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, with_first
 from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_beir, write_qrels, write_records
@@ -30,12 +26,6 @@ N = 8
 
 # Nothing of it is read.
 OPENED = ModelFolder("folder", Path("folder"), {}, Representation())
-
-
-def test_a_ranking_is_named_by_what_makes_it():
-    assert ranking_name("", is_fused=False) == "BM25"
-    assert ranking_name("adapted", is_fused=False) == "adapted"
-    assert ranking_name("adapted", is_fused=True) == "adapted + BM25"
 
 
 def texts(names):
@@ -62,15 +52,12 @@ def folder(tmp_path):
     ("baselines", "best"),
     [(["BM25", "new + BM25"], "new + BM25"), (["BM25"], "BM25"), (["new + BM25"], "new + BM25")],
 )
-def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
+def test_rankings_are_tested_against_the_best_baseline(folder, baselines, best):
     first, second = (folder / f"{name}.trec" for name in ("first", "second"))
-    entries = [Entry("", False, [second]), Entry("new", True, [folder / "model", first])]
+    rankings = [Ranking("BM25", second), Ranking("new + BM25", first, "new", is_fused=True)]
     trial = Trial(folder / "data", metrics=("MRR@10",))
-    bm25, new = compare_entries(folder, trial, entries, baselines, texts).rows
-    assert (bm25.name, bm25.model, bm25.is_fused) == ("BM25", "", False)
-    assert (new.name, new.model, new.is_fused) == ("new + BM25", "new", True)
-    assert (bm25.metrics, new.metrics) == ({"MRR@10": 0.5}, {"MRR@10": 1.0})
-    assert (bm25.seconds, new.seconds) == (4.0, 3.0)
+    bm25, new = with_tests(measure_all(trial, rankings, texts), baselines)
+    assert (bm25.record()["metrics"], new.record()["metrics"]) == ({"MRR@10": 0.5}, {"MRR@10": 1.0})
     # All queries differ alike: two of the 2^8 assignments are as extreme.
     tests = {row.name: row.tests for row in (bm25, new)}
     assert tests.pop(best) == {}
@@ -79,24 +66,18 @@ def test_entries_are_tested_against_the_best_baseline(folder, baselines, best):
     assert test["MRR@10"]["interval"] == [0.5, 0.5] if best == "BM25" else [-0.5, -0.5]
 
 
-@pytest.mark.parametrize(
-    ("baselines", "expected"), [(["old"], ["BM25", "old"]), ([], ["BM25", "old", "new + BM25"])]
-)
+@pytest.mark.parametrize(("baselines", "expected"), [(["old"], ["", "old"]), ([], [])])
 def test_bm25_is_a_baseline_beside_the_models_that_are(tmp_path, monkeypatch, baselines, expected):
-    entries = [Entry("", False, []), Entry("old", False, []), Entry("new", True, [])]
-    models = [RankedModel(name, OPENED) for name in ("old", "new")]
+    rankings = [Ranking(name, Path(), name) for name in ("", "old", "new")]
+    models = dict.fromkeys(("old", "new"), OPENED)
+    monkeypatch.setattr(comparison, "rank_by_all", lambda *arguments: rankings)
+    monkeypatch.setattr(comparison, "measure_all", lambda trial, rankings, texts: rankings)
     given = []
-
-    def compare(workdir, trial, entries, names, texts):
-        given.extend(names)
-        return Compared([], trial, {})
-
-    monkeypatch.setattr(comparison, "rank_by_all", lambda *arguments: entries)
-    monkeypatch.setattr(comparison, "compare_entries", compare)
+    monkeypatch.setattr(comparison, "with_tests", lambda _, names: given.append(names) or [])
     for name in ("read_manifest", "open_shards"):  # of embeddings that nothing has made
         monkeypatch.setattr(comparison, name, lambda *arguments: None)
     comparison.compare_models(tmp_path, Trial(tmp_path), models, baselines)
-    assert given == expected
+    assert [*given[0]] == expected
 
 
 def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):
@@ -104,9 +85,9 @@ def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):
     lines = [f"q{query} Q0 p{(query + query % 2) % N} 1 1 t\n" for query in range(N)]
     (folder / "second.trec").write_text("".join(lines))
     runs = (folder / f"{name}.trec" for name in ("first", "second"))
-    entries = [Entry(name, False, [run]) for name, run in zip(("one", "other"), runs, strict=True)]
+    rankings = [Ranking(name, run) for name, run in zip(("one", "other"), runs, strict=True)]
     trial = Trial(folder / "data", metrics=("MRR@10",))
-    compare_entries(folder, trial, entries, ["one"], texts)
+    measure_all(trial, rankings, texts)
     (line,) = [line for line in caplog.messages if "not judged itself" in line]
     assert line.startswith(f"{N // 2} of {N} queries of other find, among their first 10 passages")
 
@@ -125,7 +106,7 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
 
     def stop(_, trial):
         assert (trial.data, trial.language) == (data, language)
-        found = read_run(rank_by_bm25(tmp_path / language, trial))
+        found = read_run(rank_by_bm25(tmp_path / language, trial).source)
         assert [*found] == expected[language]
         raise UserError("before any training")
 
@@ -153,27 +134,18 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
     ],
 )
 def test_the_search_that_is_printed_is_that_of_the_row(winner, language, flags):
-    compared = rows_of_one_model(language)
+    trial = Trial(Path("data"), language=language)
+    best = Ranking(winner, Path(), "m", is_fused=winner == "fused")
     place = f"--embeddings={Path('runs/models/m/embeddings')}"
-    model = RankedModel("m", OPENED)
-    assert search_flags(Path("runs"), compared, winner, model) == [place, *flags]
-    sampled = compared._replace(trial=compared.trial._replace(n_passages=5))
-    assert search_flags(Path("runs"), sampled, winner, model) == []
+    assert search_flags(Path("runs"), trial, best, "folder") == [place, *flags]
+    assert search_flags(Path("runs"), trial._replace(n_passages=5), best, "folder") == []
 
 
-@pytest.mark.parametrize("model", [None, RankedModel("m", OPENED)])
-def test_where_bm25_is_best_the_search_is_by_bm25(model):
-    """Of `compare`, where no model is the best row's, and of `adapt`, which keeps one."""
+def test_where_bm25_is_best_the_search_is_by_bm25():
     for language, flags in (("english", []), ("german", ["--language=german"])):
-        found = search_flags(Path("runs"), rows_of_one_model(language), "BM25", model)
+        trial = Trial(Path("data"), language=language)
+        found = search_flags(Path("runs"), trial, Ranking("BM25", Path()), "folder")
         assert found == ["--corpus=data", *flags]
-
-
-def rows_of_one_model(language):
-    row = {"model": "m", "metrics": {}, "tests": {}, "seconds": 0.0}
-    rows = [ResultRow(name="dense", is_fused=False, **row)]
-    rows.append(ResultRow(name="fused", is_fused=True, **row))
-    return Compared(rows, Trial(Path("data"), language=language), {})
 
 
 def test_the_metric_that_decides_comes_first():

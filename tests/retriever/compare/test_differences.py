@@ -7,12 +7,12 @@ import pytest
 from cocondenser_jax.retriever.compare.differences import (
     Differing,
     Found,
-    Ranked,
     common_share,
     find_differences,
     mean_common,
     most_different,
 )
+from cocondenser_jax.retriever.compare.rankings import Ranking
 from tests.world import write_records
 
 FIRST = {"q0": ["a", "b", "c", "d"], "q1": ["a", "b"], "q2": ["a"]}
@@ -46,8 +46,8 @@ def test_rankings_are_described_with_the_passages_of_the_queries_shown(tmp_path)
         [{"_id": name, "title": "T", "text": f"Text of {name} " + "w " * 200} for name in "abcdxy"],
     )
     rankings = [
-        Ranked("one", Path("one.trec"), FIRST, (0, 0), 1.4),
-        Ranked("two", Path("two.trec"), SECOND, (6, 32), 2000.0),
+        Ranking("one", Path("one.trec"), first=FIRST, seconds=1.4),
+        Ranking("two", Path("two.trec"), first=SECOND, vectors=(6, 32), seconds=2000.0),
     ]
     queries = {"q0": "a query", "q1": "another", "q2": "a third"}
     found = find_differences(rankings, queries, ["q1", "q0"], corpus)

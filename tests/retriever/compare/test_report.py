@@ -9,8 +9,8 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default, finetune
 from cocondenser_jax.retriever.compare.panels import panel_of
 from cocondenser_jax.retriever.compare.plots import COLORS
-from cocondenser_jax.retriever.compare.report import ResultRow, comparison_table
-from tests.world import comparison_of
+from cocondenser_jax.retriever.compare.rankings import comparison_table
+from tests.world import comparison_of, ranked
 
 LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/positive_mrr": 0.5, "epoch": 1.0}
 
@@ -91,7 +91,7 @@ def test_p_of_a_comparison_is_corrected_for_its_rows():
     rows = []
     for name, p in measured.items():
         tests = {"MRR@10": comparison_of(p), "nDCG@10": comparison_of(0.9)} if p else {}
-        rows.append(ResultRow(name, name, False, {"MRR@10": 0.5, "nDCG@10": 0.6}, tests, 1.0))
+        rows.append(ranked(name, name, False, {"MRR@10": 0.5, "nDCG@10": 0.6}, tests, 1.0))
     header, *lines = comparison_table(rows)
     assert [line[header.index("p")] for line in lines] == ["≤ 0.0006", "0.04", "", "0.04"]
 
@@ -100,8 +100,8 @@ def test_a_table_has_signed_differences_and_what_a_ranking_costs():
     metrics = {"nDCG@10": 0.5, "Recall@100": 0.75}
     tests = {"nDCG@10": comparison_of(0.5, 0.25), "Recall@100": comparison_of(0.01, -0.125)}
     rows = [
-        ResultRow("BM25", "", False, metrics, tests, 1234.4),
-        ResultRow("a", "a", False, metrics, {}, 0.6, vectors=(12_345, 384)),
+        ranked("BM25", "", False, metrics, tests, 1234.4),
+        ranked("a", "a", False, metrics, {}, 0.6, vectors=(12_345, 384)),
     ]
     assert comparison_table(rows) == [
         ["", "nDCG@10", "95 %", "p", "Recall@100", "vectors", "seconds"],

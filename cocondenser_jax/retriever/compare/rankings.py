@@ -1,0 +1,128 @@
+"""Rankings that are compared: what made each, what it scores, and its test against one of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
+from cocondenser_jax.retriever.data.ranking import Metrics, measure_run
+from cocondenser_jax.retriever.data.significance import (
+    Comparison,
+    compare,
+    correct,
+    format_interval,
+    format_p,
+)
+from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
+
+DEPTH = 10  # passages of a query that are looked at
+NO_VECTORS = (0, 0)
+
+# Query → its DEPTH best passages, best first.
+Firsts = Mapping[str, Sequence[str]]
+
+_NOTHING: Mapping[str, Any] = {}
+_NOT_MEASURED: Metrics = {"mean": {}, "per_query": {}}
+
+
+class Ranking(NamedTuple):
+    """A ranking that is compared with others of the same queries."""
+
+    name: str
+    source: Path  # its TREC run
+    model: str = ""  # by whose vectors; "": by BM25 alone
+    is_fused: bool = False  # with the ranking of BM25
+    vectors: tuple[int, int] = NO_VECTORS  # how many it searches, and the numbers of each
+    seconds: float = 0.0  # that it took to make
+    first: Firsts = _NOTHING
+    metrics: Metrics = _NOT_MEASURED  # means in [0, 1]; the first decides
+    tests: Mapping[str, Comparison] = _NOTHING  # of each metric against one ranking, which has none
+
+    @property
+    def metric(self) -> str:
+        """The metric that decides."""
+        return next(iter(self.metrics["mean"]))
+
+    @property
+    def score(self) -> float:
+        """The mean of that metric."""
+        return self.metrics["mean"][self.metric]
+
+    def record(self) -> dict[str, Any]:
+        """Returns what results.json keeps."""
+        names = ("name", "model", "is_fused", "tests", "seconds", "vectors")
+        return {**{name: getattr(self, name) for name in names}, "metrics": self.metrics["mean"]}
+
+
+def measure(
+    ranking: Ranking,
+    run: Run,
+    qrels: Qrels,
+    metrics: Sequence[str],
+    *,
+    ignore_identical_ids: bool = False,
+) -> Ranking:
+    """Returns a ranking with what its run scores; see `evaluate_run` for all other arguments."""
+    measured = measure_run(
+        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=ranking.name
+    )
+    first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
+    return ranking._replace(metrics=measured, first=first)
+
+
+def first_of(
+    run: Run, queries: Iterable[str], *, ignore_identical_ids: bool = False
+) -> dict[str, list[str]]:
+    """Returns the DEPTH best passages that a run has for each query."""
+    if ignore_identical_ids:
+        run = drop_identical_ids(run)
+    return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
+
+
+def with_tests(rankings: Sequence[Ranking], baselines: Sequence[str] = ()) -> list[Ranking]:
+    """Tests each ranking against the best baseline; `baselines` are names, (): all."""
+    best = max(
+        (each for each in rankings if each.name in baselines or not baselines),
+        key=lambda each: each.score,
+    )
+    per_query = best.metrics["per_query"]
+    return [
+        each if each is best else each._replace(tests=compare(each.metrics["per_query"], per_query))
+        for each in rankings
+    ]
+
+
+def corrected_p(rankings: Sequence[Ranking]) -> dict[str, float]:
+    """Returns the p of the metric that decides, corrected for the number of tests, by name."""
+    tested = {each.name: each.tests[each.metric] for each in rankings if each.tests}
+    return correct({name: test["randomization_p"] for name, test in tested.items()})
+
+
+def vectors_cell(vectors: tuple[int, int]) -> str:
+    """Returns how many vectors a ranking searches, and their size, as a cell of a table."""
+    return f"{vectors[0]:,} x {vectors[1]:,}" if vectors != NO_VECTORS else ""
+
+
+def comparison_table(rankings: Sequence[Ranking]) -> list[list[str]]:
+    """Returns the cells of a comparison: the heads first, then a line for each ranking.
+
+    Beside each metric is the difference from the ranking that all are tested against; of the first
+    metric also its interval, and p, corrected for the number of tests.
+    """
+    first, *others = rankings[0].metrics["mean"]
+    has_vectors = any(each.vectors != NO_VECTORS for each in rankings)
+    table = [["", first, "95 %", "p", *others, *(["vectors"] if has_vectors else []), "seconds"]]
+    p_values = corrected_p(rankings)
+    for each in rankings:
+        metrics = {name: f"{value:.3f}" for name, value in each.metrics["mean"].items()}
+        for name, test in each.tests.items():
+            metrics[name] += f" ({test['difference']:+.3f})"
+        interval, p_value = "", ""
+        if each.tests:
+            interval = format_interval(each.tests[first]["interval"])
+            p_value = format_p(p_values[each.name], len(p_values))
+        cells = [each.name, metrics[first], interval, p_value, *(metrics[name] for name in others)]
+        if has_vectors:
+            cells.append(vectors_cell(each.vectors))
+        table.append([*cells, f"{each.seconds:,.0f}"])
+    return table

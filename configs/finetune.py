@@ -12,7 +12,7 @@ Arithmetic of a step: 8 queries × (1 positive + 7 negatives) = 64 passages; a q
 over all 64, so it has 7 negatives of its own and 56 of the other queries. 532,761 pairs of
 a query and a relevant passage × 3 epochs / 8 = 199,785 steps.
 The author's command (Tevatron, examples/coCondenser-marco) has the 400,000 queries with BM25's
-negatives: 150,000 steps. Here the others draw from all passages.
+negatives: 150,000 steps. Here the others draw from a sample of all passages.
 Without a run of negatives (`data.negatives_per_query=0`), make the batch larger: 64 queries give
 each query 63 negatives.
 

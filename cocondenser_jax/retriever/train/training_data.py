@@ -5,8 +5,7 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +28,7 @@ from cocondenser_jax.retriever.data.folder import (
     with_positives,
 )
 from cocondenser_jax.retriever.data.same_text import count_added, with_copies
-from cocondenser_jax.retriever.data.stored import (
-    Names,
-    PooledRows,
-    StoredPassages,
-    StoredPool,
-    write_passages,
-    write_pool,
-)
+from cocondenser_jax.retriever.data.stored import StoredTexts, write_texts
 from cocondenser_jax.retriever.data.trec import Qrels, Run, read_run
 from cocondenser_jax.retriever.train.processes import made_once
 from cocondenser_jax.retriever.train.settings import DataSettings
@@ -66,7 +58,8 @@ class TrainingData(NamedTuple):
     judgments: Judgments
     queries: Mapping[str, str]  # id → text
     passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
-    candidates: Mapping[str, Names]  # query id → ids of passages to draw negatives from
+    # Query id → ids of passages to draw negatives from, with spaces between them.
+    candidates: Mapping[str, str]
     n_negatives: int  # per pair
     seed: int  # for drawing negatives
     checksums: dict[str, str]  # kind → SHA-256 of the file that was read
@@ -166,7 +159,7 @@ def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) ->
     n = data.n_negatives
     if not n:
         return []
-    candidates = data.candidates[query]
+    candidates = data.candidates[query].split()
     rng = np.random.default_rng((data.seed, epoch, zlib.crc32(f"{query} {positive}".encode())))
     places = rng.choice(len(candidates), n, replace=len(candidates) < n)
     return [candidates[i] for i in places]
@@ -180,9 +173,10 @@ def read_training(
 ) -> TrainingData:
     """Reads the pairs of a training set and the negatives to draw from.
 
-    A query without negatives in `negatives_run` draws from all passages but its relevant ones; with
-    a cross-encoder's scores, `teacher_run`, negatives are drawn from the passages it has scored. A
-    passage with the text of a relevant one, under another id, is no negative.
+    A query without negatives in `negatives_run` draws from a random sample of all passages but its
+    relevant ones; with a cross-encoder's scores, `teacher_run`, negatives are drawn from the
+    passages it has scored. A passage with the text of a relevant one, under another id, is no
+    negative.
 
     Args:
       settings: what to read.
@@ -212,7 +206,7 @@ def read_training(
     known = ((name, passages[name]) for name in chain.from_iterable(relevant.values()))
     judged = with_copies(relevant, known, passages.texts())
     _log_copies(count_added(relevant, judged))
-    candidates: Mapping[str, Names] = {}
+    candidates: Mapping[str, str] = {}
     if "negatives_run" in files:
         candidates = _store_pool(settings, checksums["negatives_run"], judged, passages, stored)
     teacher = None
@@ -240,50 +234,57 @@ def _log_copies(n_added: int) -> None:
         )
 
 
-def _store_passages(
-    corpus: Path, checksum: str, title_separator: str, stored: Path
-) -> StoredPassages:
-    def make(empty: Path) -> None:
-        to_text = partial(passage_text, separator=title_separator)
-        write_passages(empty / _FILE, read_corpus(corpus), to_text)
+def _store_passages(corpus: Path, checksum: str, title_separator: str, stored: Path) -> StoredTexts:
+    texts = ((each.id, passage_text(each, title_separator)) for each in read_corpus(corpus))
+    return _store(f"passages-{_sha256([checksum, title_separator])}", texts, stored)
 
-    sha256 = _sha256([checksum, title_separator])
-    return StoredPassages(made_once(stored / f"passages-{sha256}", make) / _FILE)
+
+def _store(name: str, texts: Iterable[tuple[str, str]], stored: Path) -> StoredTexts:
+    folder = made_once(stored / name, lambda empty: write_texts(empty / _FILE, texts))
+    return StoredTexts(folder / _FILE)
 
 
 def _store_pool(
     settings: DataSettings,
     checksum: str,
     relevant: Qrels,
-    passages: StoredPassages,
+    passages: StoredTexts,
     stored: Path,
-) -> StoredPool:
-    run = Path(settings.negatives_run)
+) -> StoredTexts:
+    run, depth = Path(settings.negatives_run), settings.negatives_depth
 
-    def rows() -> Iterator[PooledRows]:
+    def pools() -> Iterator[tuple[str, str]]:
         unknown: dict[str, None] = {}
         n_without = 0
-        for query, found in candidates_by_query(run, relevant, settings.negatives_depth):
+        for query, found in candidates_by_query(run, relevant, depth):
             names = [name for name in found if name != query]  # where queries are passages
-            rows_K = passages.rows(names)
-            unknown |= {name: None for name, row in zip(names, rows_K, strict=True) if row < 0}
+            unknown |= dict.fromkeys(passages.missing(names))
             n_without += not names
-            others_R = passages.rows([] if names else [*relevant[query], query])
-            yield PooledRows(query, rows_K[rows_K >= 0], others_R[others_R >= 0])
+            drawn = names or _draw_pool(settings, query, {*relevant[query], query}, passages)
+            yield query, " ".join(drawn)
         require_known(unknown, (), "passages", run)
         if n_without:
             logger.warning(
-                "%s has no negative for %d of %d queries: theirs are drawn from all passages but"
-                " those judged relevant and their copies",
+                "%s has no negative for %d of %d queries: theirs are drawn from a sample of all"
+                " passages but those judged relevant and their copies",
                 run,
                 n_without,
                 len(relevant),
             )
 
-    made_of = [passages.path.parent.name, checksum, settings.negatives_depth, relevant]
-    sha256 = _sha256(made_of)
-    folder = made_once(stored / f"pool-{sha256}", lambda empty: write_pool(empty / _FILE, rows()))
-    return StoredPool(folder / _FILE, passages)
+    made_of = [passages.path.parent.name, checksum, depth, settings.seed, relevant]
+    return _store(f"pool-{_sha256(made_of)}", pools(), stored)
+
+
+def _draw_pool(
+    settings: DataSettings, query: str, left_out: Collection[str], passages: StoredTexts
+) -> list[str]:
+    """Draws as many passages as a pool has, by (seed, query), without some of them."""
+    depth = settings.negatives_depth
+    rng = np.random.default_rng((settings.seed, zlib.crc32(query.encode())))
+    n_drawn = min(depth + len(left_out), len(passages))
+    drawn = passages.ids(rng.choice(len(passages), n_drawn, replace=False).tolist())
+    return [name for name in drawn if name not in left_out][:depth]
 
 
 def _sha256(made_of: Sequence[Any]) -> str:
@@ -292,8 +293,8 @@ def _sha256(made_of: Sequence[Any]) -> str:
 
 
 def _scored_candidates(
-    candidates: Mapping[str, Names], relevant: Qrels, teacher: Run, source: Path
-) -> dict[str, list[str]]:
+    candidates: Mapping[str, str], relevant: Qrels, teacher: Run, source: Path
+) -> dict[str, str]:
     """Keeps the candidates that the teacher has scored; it must have scored all positives."""
     if missing := [
         f"{query} {passage}"
@@ -306,7 +307,7 @@ def _scored_candidates(
             f"{first_three(missing)}; rerank --with_positives scores them too"
         )
     scored = {
-        query: [passage for passage in passages if passage in teacher[query]]
+        query: " ".join(passage for passage in passages.split() if passage in teacher[query])
         for query, passages in candidates.items()
     }
     if queries := [query for query, passages in scored.items() if not passages]:

@@ -49,7 +49,7 @@ def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=Non
         judgments=judgments or to_judgments(qrels),
         queries={"q1": "one", "q2": "two"},
         passages=passages or {f"d{i}": f"text {i}" for i in range(50)},
-        candidates=dict(candidates),
+        candidates={query: " ".join(names) for query, names in dict(candidates).items()},
         n_negatives=n_negatives,
         seed=seed,
         checksums={},
@@ -126,7 +126,7 @@ def test_a_query_that_is_a_passage_is_not_its_negative(beir, tmp_path):
         seed=0,
     )
     data = read_training(settings, tmp_path / "stored")
-    candidates = {query: list(names) for query, names in data.candidates.items()}
+    candidates = {query: names.split() for query, names in data.candidates.items()}
     assert candidates == {query: ["d7", "d8"] for query in qrels}
 
 
@@ -143,7 +143,7 @@ def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(beir, tmp_path
     write_run(tmp_path / "run.trec", run)
     settings = DataSettings(folder, "train", 0, str(tmp_path / "run.trec"), 1, 3, 0)
     data = read_training(settings, tmp_path / "stored")
-    candidates = {query: list(names) for query, names in data.candidates.items()}
+    candidates = {query: names.split() for query, names in data.candidates.items()}
     assert candidates == {"q1": ["d7"], "q2": ["copy", "d1", "d7"]}
     assert "1 passages with the text of a query's relevant one" in caplog.text
     # Nor is it one where it is in the group of another query of the step.
@@ -156,7 +156,7 @@ def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(beir, tmp_path
 
 
 def test_a_query_without_negatives_draws_none_that_is_relevant(beir, tmp_path, caplog):
-    """One that the run lacks, and one whose results are all relevant: from all other passages."""
+    """One that the run lacks, and one whose results are all relevant: of a sample."""
     folder = shutil.copytree(beir, tmp_path / "data")
     first = next(p for p in read_corpus(beir) if p.id == "d1")
     names = [p.id for p in read_corpus(beir)]
@@ -167,18 +167,26 @@ def test_a_query_without_negatives_draws_none_that_is_relevant(beir, tmp_path, c
     write_qrels(folder / "qrels" / "train.tsv", qrels)
     write_records(folder / "queries.jsonl", [{"_id": q, "text": "x"} for q in qrels])
     write_run(tmp_path / "run.trec", {"q2": {"d2": 1.0}, "q3": {"d8": 1.0}})
-    settings = DataSettings(folder, "train", 0, str(tmp_path / "run.trec"), 1, 3, 0)
+    settings = DataSettings(folder, "train", 0, str(tmp_path / "run.trec"), 1, 100, 0)
     data = read_training(settings, tmp_path / "stored")
-    found = {query: [*pool] for query, pool in data.candidates.items()}
+    found = {query: pool.split() for query, pool in data.candidates.items()}
     assert found == {
         "q1": [name for name in names if name not in ("d1", "d2")],
         "q2": [name for name in [*names, "copy"] if name != "d2"],
         "q3": ["d8"],
         "d4": [name for name in [*names, "copy"] if name not in ("d4", "d5")],
     }
-    assert "has no negative for 3 of 4 queries: theirs are drawn from all passages but" in (
-        caplog.text
-    )
+    assert "has no negative for 3 of 4 queries: theirs are drawn from a sample" in caplog.text
+    # A small pool is as large as the others, and the same for the same seed alone.
+    few = [
+        read_training(settings._replace(negatives_depth=3, seed=seed), tmp_path / "stored")
+        for seed in (0, 0, 1)
+    ]
+    drawn, again, other = ([data.candidates[q].split() for q in ("q1", "q2", "d4")] for data in few)
+    assert [len({*pool}) for pool in drawn] == [3, 3, 3]
+    assert all({*pool} <= {*found[q]} for q, pool in zip(("q1", "q2", "d4"), drawn, strict=True))
+    assert drawn == again != other
+    assert drawn[0] != drawn[1]
 
 
 def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
@@ -206,12 +214,12 @@ def test_what_is_stored_of_files_that_have_changed_is_not_used_again(beir, tmp_p
         write_records(folder / "corpus.jsonl", records)
         data = read_training(settings, tmp_path / "stored")
         assert dict(data.passages) == texts
-        assert {*data.candidates["q1"]} == {name}
+        assert {*data.candidates["q1"].split()} == {name}
     write_run(run, {query: {"d7": 2.0, "d8": 1.0} for query in queries})
     for relevant in ("d7", "d8"):
         write_qrels(folder / "qrels" / "train.tsv", {"q1": {relevant: 1}})
         data = read_training(settings, tmp_path / "stored")
-        assert {*data.candidates["q1"]} == {"d7", "d8"} - {relevant}
+        assert {*data.candidates["q1"].split()} == {"d7", "d8"} - {relevant}
 
 
 def test_labels_lead_to_what_is_known():

@@ -25,6 +25,7 @@ TEXTS = (
     'it\'s 3.5 °C (U.S.) -- "so"',
     "北京 東京タワー ภาษาไทย",
     "İstanbul ﬁne ½ ①② ß",
+    "tab\x0bpage\x0cbreak unit\x1fnext\x85line",
     f"{'a' * 100} {'a' * 101}",
     " ".join(f"The {number} old Rivers" for number in range(200)),
 )

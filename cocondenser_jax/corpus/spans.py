@@ -25,6 +25,9 @@ ENCODE_BATCH = 8192  # sentences tokenized together: feeds many threads in bound
 STARTS_SENTENCE = 2
 STARTS_PROMPT = 3  # of each token of a prompt
 
+# White space to Python, but not to tokenizers, which drop or keep it within a word.
+_CONTROL = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
+_SPACE = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]+")
 # A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
 # text does. A blank line always is.
 _LINE_BORDER = re.compile(r"\n\s*\n|\n(?!\s*[a-z])")
@@ -55,7 +58,7 @@ def split_sentences(text: str) -> list[str]:
     """Splits a text into sentences by rule, with white space collapsed; none is empty."""
     sentences = []
     for line in _LINE_BORDER.split(text):
-        line = " ".join(line.split())
+        line = _with_single_spaces(line)
         begin = 0
         for border in _SENTENCE_BORDER.finditer(line):
             stop = border.start()
@@ -65,6 +68,13 @@ def split_sentences(text: str) -> list[str]:
             begin = border.end()
         sentences.extend(_bounded(line[begin:].strip()))
     return sentences
+
+
+def _with_single_spaces(text: str) -> str:
+    """Collapses the white space of a text."""
+    if _CONTROL.search(text):
+        return _SPACE.sub(" ", text).strip(" ")
+    return " ".join(text.split())
 
 
 def cut_documents(
@@ -104,7 +114,7 @@ def _sentences_of(document: Document) -> list[str]:
     """Returns what is tokenized as a whole: sentences, or the spans that a source has cut."""
     if document.spans is None:
         return split_sentences(document.text)
-    return [_bounded(" ".join(span.split()))[0] for span in document.spans if span.strip()]
+    return [_bounded(_with_single_spaces(span))[0] for span in document.spans if span.strip()]
 
 
 def _spans_of(

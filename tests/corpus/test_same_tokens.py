@@ -6,12 +6,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, tokenization_utils_base
 
+from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.same_tokens import (
     TEXTS,
     require_same_tokens,
     search_reader,
     tokens_in_training,
 )
+from cocondenser_jax.corpus.spans import cut_documents
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.published_tokenizers import files_of
@@ -48,6 +50,17 @@ def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
     expected = [library(prompt + text)["input_ids"] for text in TEXTS]
     assert tokens_in_training(tokenizer, TEXTS, prompt) == expected
     require_same_tokens(folder, tokenizer, search_reader(folder), [prompt])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_control_characters_are_no_spaces(kind, write):
+    """Python's `str.split` takes them for white space, and no tokenizer does."""
+    folder = write(kind)
+    text = "the tab\x0bpage\x0cbreak  and unit\x1cnext\x1fone of a\x85line, then more of it"
+    expected = AutoTokenizer.from_pretrained(folder)(text.replace("  ", " "))["input_ids"]
+    for document in (Document("", text), Document("", text, (text,))):
+        ((span,),) = cut_documents([document], load_tokenizer(str(folder)), max_length=512)
+        assert expected[1:-1] == span.tokens.tolist()
 
 
 def test_a_search_that_cuts_long_texts_is_found(write):

@@ -63,6 +63,8 @@ def override(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
         if not word.startswith("--config.") or not equals:
             raise UserError(f"unknown argument {word!r}: settings are given as --config.key=value")
         name = name.replace("-", "_")
+        if name in changes:
+            raise UserError(f"--{name} is given twice: expected once")
         changes[name] = parse(lookup(known, name, "setting"), text)
     with changed.unlocked(), changed.ignore_type():
         changed.update_from_flattened_dict(changes, "config.")

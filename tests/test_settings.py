@@ -15,6 +15,10 @@ from cocondenser_jax.declare import GIVEN, Interval, ListOf, OrAuto, Setting, to
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.pipelines import pretraining as pipeline
+from cocondenser_jax.pretrain.experiment import resolve_without_store
+from cocondenser_jax.representation import SPELLINGS, Representation
+from cocondenser_jax.retriever.train.tasks import resolve
 from cocondenser_jax.settings import (
     DECLARED_IN,
     PRETRAINING,
@@ -191,6 +195,12 @@ def test_the_page_of_settings_is_up_to_date():
     assert page == printed, "python docs/settings.py > docs/settings.md"
 
 
+def test_a_setting_is_given_once():
+    words = ["--config.seed=1", "--config.train.chunk_size=2", "--config.train.chunk-size=2"]
+    with pytest.raises(UserError, match=r"^--config\.train\.chunk_size is given twice"):
+        load_config("configs/default.py", words, complete=False)
+
+
 @pytest.mark.parametrize(
     ("given", "read"),
     [
@@ -291,3 +301,184 @@ def test_the_page_shows_lists_as_they_are_typed():
 def test_an_override_of_another_type_is_refused(given):
     with pytest.raises(UserError, match=r"is '.*'; expected"):
         load_config("configs/default.py", [f"--config.{given}"], complete=False)
+
+
+# What each setting becomes, by its dotted name: the fields of the run's plain values that get what
+# is given, and no others; or these fields with what they get.
+TRAINED = {
+    "log_every": "trainer.log_every",
+    "tracker": "trainer.tracker",
+    "data.split": "data.split",
+    "data.train_queries": "data.train_queries",
+    "data.negatives_run": "data.negatives_run",
+    "data.negatives_per_query": "data.negatives_per_query",
+    "data.negatives_depth": "data.negatives_depth",
+    "data.loader_workers": "trainer.loader_workers",
+    "train.epochs": "trainer.epochs",
+    "train.max_steps": "trainer.max_steps",
+    "optimizer.learning_rate": "trainer.learning_rate",
+    "optimizer.warmup_ratio": "trainer.warmup_ratio",
+    "optimizer.weight_decay": "trainer.weight_decay",
+    "checkpoint.every": "trainer.checkpoint_every",
+}
+BECOMES = {
+    "pretrain": {
+        "seed": "batches.seed step.loss.seed",
+        "warm_start": "warm_start",
+        "init_head": "init_head",
+        "data.batch_size": "batches.batch_size",
+        "data.length": "batches.length",
+        "data.pairs": "batches.example",
+        "data.mask_probability": "batches.mask_probability",
+        "data.decoder_mask_probability": "batches.decoder_mask_probability",
+        "model.model_type": "network.model_type",
+        "model.hidden_size": "network.hidden_size",
+        "model.num_hidden_layers": "network.num_hidden_layers",
+        "model.num_attention_heads": "network.num_attention_heads",
+        "model.intermediate_size": "network.intermediate_size",
+        "model.max_position_embeddings": "network.max_position_embeddings",
+        "model.hidden_dropout_prob": "network.hidden_dropout_prob",
+        "model.attention_probs_dropout_prob": "network.attention_probs_dropout_prob",
+        "model.n_head_layers": "network.n_head_layers",
+        "model.skip_from": "network.skip_from",
+        "model.late_mlm": "network.late_mlm",
+        "model.representation": {
+            "network.representation": SPELLINGS["mean-cosine"],
+            "vectors.representation": SPELLINGS["mean-cosine"],
+        },
+        "model.scale": {"network.representation": Representation(scale=0.5), "vectors.scale": 0.5},
+        "model.sizes": {
+            "network.representation": Representation(sizes=(16, 8)),
+            "vectors.sizes": (16, 8),
+        },
+        "train.objective": {
+            "step.loss.objective": "ict",
+            "batches.example": "cloze",
+            "batches.masked": False,
+            "network.n_head_layers": 0,
+            "network.skip_from": 0,
+        },
+        "train.mlm_weight": "step.loss.mlm_weight",
+        "train.mlm_reduction": "step.loss.mlm_reduction",
+        "train.chunk_size": "step.loss.chunk_size",
+        "train.kept_chunks": "step.loss.kept_chunks",
+        "train.attention": "step.loss.attention",
+        "train.skip_nonfinite": "step.skip_nonfinite",
+        "train.dtype": "step.loss.dtype",
+        "optimizer.learning_rate": "step.optimizer.learning_rate",
+        "optimizer.schedule": "step.optimizer.schedule",
+        "optimizer.decay_ratio": "step.optimizer.decay_ratio",
+        "optimizer.warmup_ratio": "step.optimizer.warmup_ratio",
+        "optimizer.weight_decay": "step.optimizer.weight_decay",
+        "optimizer.clip_norm": "step.optimizer.clip_norm",
+        "optimizer.b1": "step.optimizer.b1",
+        "optimizer.b2": "step.optimizer.b2",
+        "optimizer.eps": "step.optimizer.eps",
+        "checkpoint.every": "save_every",
+        "checkpoint.keep": "keep",
+        "probe.every": "probe_every",
+        "probe.documents": "batches.held_out",
+        "log_every": "log_every",
+        "tracker": "tracker",
+    },
+    "retriever": TRAINED
+    | {
+        "seed": "data.seed batches.seed trainer.seed",
+        "data.folder": "data.folder dev.folder",
+        "data.batch_size": "batches.batch_size trainer.batch_size",
+        "data.batches": "batches.batches",
+        "data.batch_scores": "batches.batch_scores",
+        "data.batch_depth": "batches.batch_depth",
+        "model.folder": "model.folder",
+        "model.pooling": "model.given.pooling",
+        "model.similarity": "model.given.similarity",
+        "model.two_towers": "model.two_towers",
+        "model.query_length": "model.query_length",
+        "model.passage_length": "model.passage_length",
+        "model.query_prompt": "model.given.query_prompt",
+        "model.passage_prompt": "model.given.passage_prompt",
+        "model.title_separator": "model.given.title_separator",
+        "loss.name": "loss.name",
+        "loss.teacher_run": "teacher_run",
+        "loss.scale": "loss.scale",
+        "loss.sizes": {"model.given.dimensions": 16, "loss.sizes": (16, 8)},
+        "loss.chunk_size": "loss.chunk_size",
+        "train.precision": "dev.precision trainer.precision",
+        "eval.every": "dev.every",
+        "eval.split": "dev.split",
+        "eval.run": "dev.run",
+    },
+    "cross_encoder": TRAINED
+    | {
+        "seed": "data.seed trainer.seed",
+        "data.folder": "data.folder",
+        "data.batch_size": "trainer.batch_size",
+        "model.folder": "model_folder",
+        "model.max_length": "max_length",
+        "loss.name": "loss",
+        "train.precision": "trainer.precision",
+    },
+}
+# Of what a run reads beside them: its length by the store, and what `folder_probes` makes.
+BESIDE = {"data.store", "train.epochs", "train.least_steps", "train.steps"}
+BESIDE |= {"probe.data", "probe.split", "probe.passages"}
+
+
+def another_value(setting):
+    """Returns a value other than the default, as it is typed."""
+    if isinstance(setting.allowed, tuple) and not isinstance(setting.allowed, Interval | OrAuto):
+        return "[16,8]" if isinstance(setting.allowed, ListOf) else setting.allowed[-1]
+    if isinstance(setting.allowed, OrAuto):
+        return "4"
+    if isinstance(setting.default, bool):
+        return str(not setting.default)
+    if isinstance(setting.default, str):
+        return "given"
+    if isinstance(setting.default, int):
+        return str(setting.default + 1)
+    return "0.5" if setting.default != 0.5 else "0.25"
+
+
+def fields(value, place=""):
+    """Returns the values of a record's fields, and of those of the records in it, by place."""
+    if isinstance(value, Representation):
+        return {place: value}
+    inner = value._asdict() if hasattr(value, "_asdict") else value
+    if not isinstance(inner, dict):
+        return {place: str(value) if isinstance(value, Path) else value}
+    found = {}
+    for name, each in inner.items():
+        if name not in ("settings", "record"):  # all settings, as they were given
+            found |= fields(each, f"{place}.{name}".lstrip("."))
+    return found
+
+
+@pytest.mark.parametrize("task", DECLARED_IN)
+def test_each_setting_becomes_what_it_is_for_and_nothing_else(task):
+    def resolved(config):
+        if task == PRETRAINING:
+            return fields(resolve_without_store(config, 10, 100, 0))
+        return fields(resolve(config, Path("run")))
+
+    settings = declared_settings(task)
+    assert {*BECOMES[task], *(BESIDE if task == PRETRAINING else {"task"})} == {*settings}
+    defaults = to_config(settings)
+    before = resolved(defaults)
+    for name, becomes in BECOMES[task].items():
+        changed = override(defaults, [f"--config.{name}={another_value(settings[name])}"])
+        value = flatten(changed.to_dict())[name]
+        assert value != settings[name].default
+        expected = becomes if isinstance(becomes, dict) else dict.fromkeys(becomes.split(), value)
+        after = resolved(changed)
+        assert {key: each for key, each in after.items() if each != before[key]} == expected, name
+
+
+def test_a_probe_reads_what_its_settings_name(monkeypatch):
+    opened = []
+    monkeypatch.setattr(pipeline, "open_search", lambda *given: opened.append(given))
+    monkeypatch.setattr(pipeline, "split_files", lambda *given: opened.append(given) or {})
+    words = ["--config.probe.data=d", "--config.probe.split=s", "--config.probe.passages=9"]
+    config = load_config("configs/default.py", [*words, "--config.probe.every=7"], complete=False)
+    (probe,) = pipeline.folder_probes(config)
+    assert opened == [(Path("d"), "s", 9), (Path("d"), "s")]
+    assert (probe.every, probe.record) == (7, {})

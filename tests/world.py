@@ -53,6 +53,12 @@ TINY = {
 }
 
 
+def instead(words, others):
+    """Returns the words of a command with others, instead of those that give the same flags."""
+    given = {word.partition("=")[0] for word in others}
+    return [*(word for word in words if word.partition("=")[0] not in given), *others]
+
+
 def as_flags(settings):
     """Returns settings as a command line gives them: --config.model.hidden_size=16 and so on."""
     return [f"--config.{name}={value}" for name, value in settings.items()]

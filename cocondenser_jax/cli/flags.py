@@ -70,9 +70,6 @@ OUTPUT_FILE = _OutputFile()
 DATA = _Named(Path)  # a data folder
 CORPUS = _Named(str)  # DOCUMENTS
 
-# Names of flags that may be repeated in some commands; in the others, click would take the last.
-SEVERAL = {"corpus", "model", "run", "run_dir"}
-
 
 class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -81,8 +78,9 @@ class _Command(click.Command):
         given, rest, order = self.make_parser(ctx).parse_args(list(args))
         if any(parameter.is_eager for parameter in order):  # --help
             return super().parse_args(ctx, args)
-        for parameter in order:
-            if parameter.name in SEVERAL and not parameter.multiple and order.count(parameter) > 1:
+        for parameter in order:  # click would take the last value
+            has_one = isinstance(parameter, _Flag) and not (parameter.multiple or parameter.is_flag)
+            if has_one and order.count(parameter) > 1:
                 raise click.UsageError(f"{parameter.opts[0]} is given twice: expected once", ctx)
         absent = [parameter for parameter in self.params if parameter.name not in given]
         missing = [parameter for parameter in absent if parameter.required]

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from cocondenser_jax.cli import main
-from tests.cli.workplace import SMALLER, make_workplace
-from tests.world import write_tokenizer
+from tests.cli.workplace import make_workplace, smaller
+from tests.world import instead, write_tokenizer
 
 TEXTS = {
     "empty.jsonl": b"",
@@ -22,9 +22,9 @@ def corpus(source):
 
 
 def pretrain(*words):
-    smaller = ["--config.data.store={folder}/stores/wiki", *SMALLER["pretrain"].split()]
+    small = ["--config.data.store={folder}/stores/wiki", *smaller("pretrain")]
     command = ["pretrain", "--config=configs/small.py", "--workdir={folder}/out"]
-    return [*command, *smaller, *words]
+    return instead([*command, *small], words)
 
 
 # Commands with one mistake each, and what the one line has to say; {folder} is the workplace.
@@ -109,7 +109,7 @@ def folder(tmp_path_factory, research_folders):
     folder = make_workplace(tmp_path_factory.mktemp("bad"))
     arguments = [f"--corpus={folder}/articles.jsonl.xz", f"--out={folder}/stores/wiki"]
     tokenizer = f"--tokenizer={folder}/bert-base-uncased"
-    assert main(["corpus", *arguments, tokenizer, *SMALLER["corpus"].split()]) == 0
+    assert main(["corpus", *arguments, tokenizer, *smaller("corpus")]) == 0
     shutil.copytree(research_folders["bert"], folder / "other")
     write_tokenizer(folder / "other", ["some other words entirely"] * 9, 40)
     (folder / "runs" / "index").mkdir(parents=True)

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from cocondenser_jax.cli import main
-from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM, SEVERAL
+from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM
 from cocondenser_jax.retriever.data import named as collections
 from cocondenser_jax.retriever.data.trec import read_run
 from tests.world import write_records
@@ -25,10 +25,6 @@ from tests.world import write_records
         ("retrieve data", "unexpected argument 'data': did you mean --data=data?"),
         ("evaluate a.trec", "unexpected argument 'a.trec': did you mean --run=a.trec?"),
         ("evaluate --run=a b", "unexpected argument 'b': did you mean --qrels=b?"),
-        (
-            "encode --corpus=a --corpus=b",
-            "--corpus is given twice: expected once",
-        ),
         ("verify --store=a b", "unexpected argument 'b' (see cocondenser verify --help)"),
         ("evaluate --run=a --qrels=b --top-k=3", "No such option '--top_k'"),
         ("mine --run=a --data=d --out=f", "--out is now --run_out (see cocondenser mine --help)"),
@@ -76,7 +72,7 @@ def words_of(flag):
         return [f"--{flag.name}"]
     if isinstance(flag.type, click.Choice):
         return [f"--{flag.name}={flag.type.choices[-1]}"]
-    for value in ("id,text" if flag.name == "columns" else flag.name, "2", "1/2"):
+    for value in ("id,text" if flag.name == "columns" else flag.name, "2", "1", "1/2"):
         with contextlib.suppress(click.BadParameter):
             flag.type.convert(value, flag, None)
             return [f"--{flag.name}={value}"]
@@ -174,9 +170,30 @@ def test_a_command_gets_the_folder_of_a_named_collection(command, name, monkeypa
     assert given == expected
 
 
-def test_what_some_commands_take_more_of_is_once_in_others():
-    flags = [flag for command in PROGRAM.commands.values() for flag in command.params]
-    assert {flag.name for flag in flags if flag.multiple} == SEVERAL
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (command.name, flag.name)
+        for command in PROGRAM.commands.values()
+        for flag in command.params
+        if isinstance(flag, click.Option) and not flag.is_flag
+    ],
+)
+def test_a_flag_that_takes_one_value_is_given_once(command, name, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    called = []
+    monkeypatch.setattr(PROGRAM.commands[command], "callback", lambda **given: called.append(given))
+    by_name = {flag.name: flag for flag in PROGRAM.commands[command].params}
+    flag = by_name[name]
+    others = [each for each in by_name.values() if each.required and each is not flag]
+    words = [word for each in others for word in words_of(each)]
+    words += [word for word in ways_to(flag, by_name)[0] if word not in words]
+    status = main([command, *words, *words_of(flag)])
+    if flag.multiple:
+        assert (status, len(called)) == (0, 1)
+    else:
+        assert (status, called) == (2, [])
+        assert f"--{name} is given twice: expected once (see" in capsys.readouterr().err
 
 
 def test_help_needs_no_flag_and_takes_any_word(capsys):

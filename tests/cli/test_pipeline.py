@@ -20,7 +20,8 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.pretrain.checkpoint import load_run
-from tests.cli.workplace import ODD_NAME, SMALLER, make_workplace
+from tests.cli.workplace import ODD_NAME, make_workplace, smaller
+from tests.world import instead
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hf_a1b2c3d4e5f6g7h8"
@@ -58,7 +59,7 @@ def finished(tmp_path_factory):
             patch.setenv(name, SECRET)
         for _, command, *arguments in guide_commands():
             arguments = [PLACE.sub(lambda place: f"={ODD_NAME}/{place[1]}", a) for a in arguments]
-            assert main([command, *arguments, *SMALLER.get(command, "").split()]) == 0, command
+            assert main([command, *instead(arguments, smaller(command))]) == 0, command
     logging.getLogger().removeHandler(log)
     (folder / "log.txt").write_text(said.getvalue(), errors="backslashreplace")
     return folder
@@ -148,18 +149,15 @@ def headless(finished, tmp_path):
 def test_pretraining_starts_from_an_exported_folder(finished, headless, tmp_path):
     def pretrain(name, *settings):
         """Runs a step that changes nothing."""
-        return main(
-            [
-                "pretrain",
-                "--config=configs/small.py",
-                f"--workdir={tmp_path}/{name}",
-                f"--config.data.store={finished}/stores/wiki",
-                *SMALLER["pretrain"].split(),
-                "--config.train.steps=1",
-                "--config.optimizer.learning_rate=0",
-                *settings,
-            ]
-        )
+        words = [
+            "--config=configs/small.py",
+            f"--workdir={tmp_path}/{name}",
+            f"--config.data.store={finished}/stores/wiki",
+            "--config.train.steps=1",
+            "--config.optimizer.learning_rate=0",
+            *settings,
+        ]
+        return main(["pretrain", *instead(smaller("pretrain"), words)])
 
     assert pretrain("whole", f"--config.warm_start={finished}/runs/model") == 0
     assert pretrain("refused", f"--config.warm_start={headless}") == 2
@@ -180,6 +178,7 @@ def test_once_there_is_a_checkpoint_what_the_run_started_from_may_go(
     monkeypatch.chdir(tmp_path)
     _, *command = guide_commands()[2]
     assert "--config.warm_start=runs/condenser" in command
-    assert main([*command, *SMALLER["pretrain"].split()]) == 2
+    command = instead(command, smaller("pretrain"))
+    assert main(command) == 2
     shutil.copytree(finished / "runs" / "cocondenser", "runs/cocondenser", dirs_exist_ok=True)
-    assert main([*command, *SMALLER["pretrain"].split()]) == 0
+    assert main(command) == 0

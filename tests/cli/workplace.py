@@ -10,12 +10,17 @@ from tests.world import TINY, as_flags, make_texts, write_beir, write_tokenizer
 ODD_NAME = "-r [a]*?{b}\\'\"\n\x1b[2J $x%s;&|<~:,=@#é"
 ODD_NAME += "x" * (200 - len(os.fsencode(ODD_NAME)))
 # The guide's pipeline at a size for tests: the same commands, with these settings added.
-SMALLER = {
+_SMALLER = {
     "corpus": "--max_length=16",
     "pretrain": " ".join(as_flags({"train.steps": 3, "checkpoint.every": 2, **TINY})),
     "finetune": "--config.train.max_steps=2 --config.data.batch_size=4"
     " --config.model.query_length=8 --config.model.passage_length=16",
 }
+
+
+def smaller(command):
+    """Returns the words that make a command small."""
+    return _SMALLER.get(command, "").split()
 
 
 def make_workplace(folder):

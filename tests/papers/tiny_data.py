@@ -25,7 +25,7 @@ from papers.figures import attention, curves, neighborhood, sizes
 from papers.steps import Folders
 from tests.papers import tiny_downloads
 from tests.papers.tiny_downloads import HELD, TEST, TRAIN
-from tests.world import TINY, WORDS, as_flags, write_beir
+from tests.world import TINY, WORDS, as_flags, instead, write_beir
 
 N_PASSAGES = 60
 PRETRAIN = {
@@ -79,11 +79,11 @@ def execute(command):
     """Runs a command of a recipe in this process, made tiny."""
     if command[2] in FINE_TUNING_SCRIPTS:
         main_of = FINE_TUNING_SCRIPTS[command[2]].main
-        return main_of([*command[3:], *_smaller(["finetune", *command[3:]])])
+        return main_of(instead(command[3:], _smaller(["finetune", *command[3:]])))
     if command[:2] == ["python", "-m"]:
-        SCRIPTS[command[2]].main([*command[3:], *_smaller(command[2:])])
+        SCRIPTS[command[2]].main(instead(command[3:], _smaller(command[2:])))
         return 0
-    return main([*command[1:], *_smaller(command[1:])])
+    return main(instead(command[1:], _smaller(command[1:])))
 
 
 def _smaller(words):

@@ -59,7 +59,7 @@ _COLUMNS = {
 def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.retriever.compare.changes import Judged
-    from cocondenser_jax.retriever.compare.rankings import Ranking, measure
+    from cocondenser_jax.retriever.compare.rankings import measure
     from cocondenser_jax.retriever.data.folder import read_queries, read_texts, require_known
     from cocondenser_jax.retriever.data.ranking import (
         cutoffs_of,
@@ -84,11 +84,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
 
     rankings = {
         path: measure(
-            Ranking(str(path), path),
-            each,
-            judgments,
-            names,
-            ignore_identical_ids=ignore_identical_ids,
+            str(path), path, each, judgments, names, ignore_identical_ids=ignore_identical_ids
         )
         for path, each in runs.items()
     }

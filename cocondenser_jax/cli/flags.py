@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -17,6 +17,8 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.tables import is_data_file, name_columns
 from cocondenser_jax.files.whole import read_object, require_writable
 from cocondenser_jax.files.workers import Engine, Executor
+
+T = TypeVar("T")
 
 
 class _Group(click.Group):
@@ -415,13 +417,18 @@ ENGINE = (
 _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors
 
 
-def make_engine(
-    tasks: int | None, workers: int | None, executor: Executor, executor_options: Path | None
-) -> Engine | None:
-    """Makes what the flags of ENGINE name; None: one process."""
-    if tasks is None:
+def take(flags: dict[str, Any], kind: Callable[..., T]) -> T:
+    """Takes out of flags those that are fields of a named tuple, and makes one of them."""
+    names: tuple[str, ...] = getattr(kind, "_fields", ())
+    return kind(**{name: flags.pop(name) for name in names if name in flags})
+
+
+def take_engine(flags: dict[str, Any]) -> Engine | None:
+    """Takes out of flags those of ENGINE, and makes what they name; None: one process."""
+    options = flags.pop("executor_options")
+    engine = take(flags, Engine)
+    if engine.tasks is None:
         return None
-    if executor in _PACKAGES:
-        importlib.import_module(_PACKAGES[executor])  # missing: nothing is written yet
-    options = read_object(executor_options) if executor_options else {}
-    return Engine(tasks=tasks, workers=workers, executor=executor, options=options)
+    if engine.executor in _PACKAGES:
+        importlib.import_module(_PACKAGES[engine.executor])  # missing: nothing is written yet
+    return engine._replace(options=read_object(options) if options else {})

@@ -63,33 +63,12 @@ def quickstart(workdir):
     *GIVEN,
     OVERRIDES,
 )
-def adapt(
-    corpus,
-    model,
-    workdir,
-    data,
-    metric,
-    language,
-    ignore_identical_ids,
-    pooling,
-    similarity,
-    query_prompt,
-    passage_prompt,
-    dimensions,
-    overrides,
-):
+def adapt(corpus, model, workdir, data, metric, language, ignore_identical_ids, overrides, **given):
     """Adapt an embedding model to your documents, and test whether that helped; resumes."""
     from cocondenser_jax.pipelines.adapt import adapt
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
-    given = Given(
-        pooling=pooling,
-        similarity=similarity,
-        query_prompt=query_prompt,
-        passage_prompt=passage_prompt,
-        dimensions=dimensions,
-    )
     trial = None
     if data is not None:
         trial = Trial(
@@ -99,7 +78,7 @@ def adapt(
             ignore_identical_ids=ignore_identical_ids,
             corpus=corpus if data.is_file() else None,
         )
-    table, summary, search = adapt(workdir, corpus, model, trial, overrides, given)
+    table, summary, search = adapt(workdir, corpus, model, trial, overrides, Given(**given))
     _print_outcome(workdir, table, summary)
     _print_retriever(workdir, search)
 
@@ -118,23 +97,13 @@ def adapt(
     flag("--test_passages", COUNT, "search N passages: judged ones and a sample (default: all)"),
     IGNORE_IDENTICAL_IDS,
 )
-def compare(
-    data, corpus, model, workdir, split, metric, language, test_passages, ignore_identical_ids
-):
+def compare(model, workdir, metric, test_passages, **trial):
     """Compare BM25 and models, alone and fused, on your queries, with or without judgments."""
     from cocondenser_jax.retriever.compare.compare import compare
     from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
-    trial = Trial(
-        data=data,
-        split=split,
-        metrics=with_first(metric),
-        language=language,
-        n_passages=test_passages,
-        ignore_identical_ids=ignore_identical_ids,
-        corpus=corpus,
-    )
-    table, summary, search = compare(workdir, trial, model)
+    on = Trial(metrics=with_first(metric), n_passages=test_passages, **trial)
+    table, summary, search = compare(workdir, on, model)
     _print_outcome(workdir, table, summary)
     _print_search(search)
 

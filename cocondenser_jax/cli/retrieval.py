@@ -25,10 +25,11 @@ from cocondenser_jax.cli.flags import (
     TASK,
     command,
     flag,
-    make_engine,
     precision,
     require_one,
     required,
+    take,
+    take_engine,
 )
 from cocondenser_jax.cli.output import print_command, print_metrics, print_search, print_text
 from cocondenser_jax.errors import UserError
@@ -86,8 +87,15 @@ def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> A
     return None if device is None else Exact(device)
 
 
-def _open(place: Path, model: str, **how: Any) -> Any:
-    """Does what `open_index` does; a wrong folder need not wait for a model of the hub."""
+def _open(
+    place: Path,
+    model: str,
+    parameters: str | None,
+    device: Any,
+    oversampling: int | None,
+    **how: Any,
+) -> Any:
+    """Opens an index by the flags of `_dense_search`; a wrong folder waits for no model."""
     from cocondenser_jax.files.remote import local_copy
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.search.embeddings import read_manifest
@@ -95,7 +103,8 @@ def _open(place: Path, model: str, **how: Any) -> Any:
 
     folder = local_copy(place)
     read_manifest(folder)
-    return open_index(folder, open_model(model, None), **how)
+    vectors = _vectors(parameters, device, oversampling)
+    return open_index(folder, open_model(model, None), vectors=vectors, **how)
 
 
 @command(
@@ -128,30 +137,7 @@ def _open(place: Path, model: str, **how: Any) -> Any:
     flag("--parquet", OUTPUT_FILE, "also write passages and vectors to this file, for a database"),
     JSON_OUT,
 )
-def encode(
-    model,
-    corpus,
-    out,
-    batch_size,
-    max_length,
-    shard_size,
-    task,
-    tasks,
-    workers,
-    executor,
-    executor_options,
-    dtype,
-    precision,
-    pooling,
-    similarity,
-    query_prompt,
-    passage_prompt,
-    dimensions,
-    title_separator,
-    backend,
-    parquet,
-    json_out,
-):
+def encode(model, corpus, out, shard_size, task, backend, parquet, json_out, **flags):
     """Encode passages into vectors; resumes an interrupted run."""
     from cocondenser_jax.files.remote import output_folder
     from cocondenser_jax.model_folder.model import open_model
@@ -161,29 +147,16 @@ def encode(
     from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus, require_place
     from cocondenser_jax.retriever.search.quantized import QUANTIZED
 
-    given = Given(
-        pooling=pooling,
-        similarity=similarity,
-        query_prompt=query_prompt,
-        passage_prompt=passage_prompt,
-        title_separator=title_separator,
-        dimensions=dimensions,
-    )
-    engine = make_engine(tasks, workers, executor, executor_options)
+    given = take(flags, Given)
+    engine = take_engine(flags)
     if task != (0, 1) and (engine or parquet):
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
-    if parquet and dtype in QUANTIZED:
-        raise UserError(f"--parquet has no {dtype}: expected --dtype=float32 or float16")
+    if parquet and flags["dtype"] in QUANTIZED:
+        raise UserError(f"--parquet has no {flags['dtype']}: expected --dtype=float32 or float16")
     source = corpus_source(corpus)  # a missing file need not wait for a model of the hub
     with output_folder(out, task, grows=True) as folder:
         require_place(folder, task, in_tasks=engine is not None)
-        encoding = Encoding(
-            model=open_model(model, given),
-            max_length=max_length,
-            precision=precision,
-            dtype=dtype,
-            batch_size=batch_size,
-        )
+        encoding = Encoding(open_model(model, given), **flags)
         if backend == "jax":
             from cocondenser_jax.flax_encoder import run_in_flax
 
@@ -231,21 +204,7 @@ def index(embeddings, out, factory, json_out):
     flag("--depth", COUNT, "passages printed", default=10, formerly="top_k"),
     JSON_OUT,
 )
-def search(
-    index,
-    embeddings,
-    corpus,
-    model,
-    parameters,
-    device,
-    oversampling,
-    hybrid,
-    query_prompt,
-    language,
-    query,
-    depth,
-    json_out,
-):
+def search(index, embeddings, corpus, model, query, depth, json_out, **how):
     """Print the best passages for a query, or for each line of standard input.
 
     One of --index, --embeddings and --corpus is needed.
@@ -254,21 +213,13 @@ def search(
     nothing = "nothing found"
     if corpus is not None:
         nothing += ": no passage has a word of the query (a model finds others too: see encode)"
-        find = _lexical_search(corpus, language, depth)
+        find = _lexical_search(corpus, how["language"], depth)
     elif model is None:
         raise UserError("--index and --embeddings need --model: the one that encoded the passages")
     else:
         from cocondenser_jax.retriever.search.search import search_text_timed
 
-        opened = _open(
-            index or embeddings,
-            model,
-            vectors=_vectors(parameters, device, oversampling),
-            hybrid=hybrid,
-            query_prompt=query_prompt,
-            language=language,
-        )
-        find = partial(search_text_timed, opened, k=depth)
+        find = partial(search_text_timed, _open(index or embeddings, model, **how), k=depth)
     answers = []
     for text in _typed_queries() if query is None else [query]:
         hits, seconds = find(text)
@@ -323,21 +274,7 @@ def _typed_queries() -> Iterator[str]:
     IGNORE_IDENTICAL_IDS,
 )
 def retrieve(
-    index,
-    embeddings,
-    model,
-    parameters,
-    device,
-    oversampling,
-    hybrid,
-    query_prompt,
-    language,
-    data,
-    split,
-    run_out,
-    depth,
-    json_out,
-    ignore_identical_ids,
+    index, embeddings, model, data, split, run_out, depth, json_out, ignore_identical_ids, **how
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.retriever.data.folder import (
@@ -351,14 +288,7 @@ def retrieve(
     # A mistake in them need not wait for the index.
     asked = read_asked(data, split, ignore_identical_ids=ignore_identical_ids)
     relevant = relevant_passages(asked.qrels)
-    opened = _open(
-        index or embeddings,
-        model,
-        vectors=_vectors(parameters, device, oversampling),
-        hybrid=hybrid,
-        query_prompt=query_prompt,
-        language=language,
-    )
+    opened = _open(index or embeddings, model, **how)
     warn_of_missing(count_passages(opened, relevant), relevant, split)
     metrics = retrieve(
         opened,

@@ -99,33 +99,12 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     ),
     IGNORE_IDENTICAL_IDS,
 )
-def rerank(
-    model,
-    run,
-    data,
-    split,
-    run_out,
-    depth,
-    json_out,
-    corpus,
-    batch_size,
-    precision,
-    with_positives,
-    ignore_identical_ids,
-):
+def rerank(model, run_out, batch_size, precision, json_out, **candidates):
     """Score the passages of a run with a cross-encoder, and write the reranked run."""
     from cocondenser_jax.retriever.search.rerank import Candidates, rerank
 
-    candidates = Candidates(
-        data=data,
-        run=run,
-        split=split,
-        depth=depth,
-        with_positives=with_positives,
-        ignore_identical_ids=ignore_identical_ids,
-        corpus=corpus,
-    )
-    metrics = rerank(model, candidates, run_out, batch_size=batch_size, precision=precision)
+    scored = Candidates(**candidates)
+    metrics = rerank(model, scored, run_out, batch_size=batch_size, precision=precision)
     print_metrics(metrics, json_out)
 
 

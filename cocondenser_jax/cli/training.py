@@ -15,8 +15,8 @@ from cocondenser_jax.cli.flags import (
     JSON_OUT,
     command,
     flag,
-    make_engine,
     required,
+    take_engine,
 )
 from cocondenser_jax.cli.output import print_metrics, print_text
 from cocondenser_jax.errors import UserError
@@ -56,23 +56,12 @@ def vocabulary(corpus, size, kind, cased, out):
     *ENGINE,
     JSON_OUT,
 )
-def corpus(
-    corpus,
-    tokenizer,
-    out,
-    max_length,
-    short_span_prob,
-    tasks,
-    workers,
-    executor,
-    executor_options,
-    json_out,
-):
+def corpus(corpus, tokenizer, out, max_length, short_span_prob, json_out, **flags):
     """Split and tokenize documents into a token store for pretrain."""
     from cocondenser_jax.corpus.build import StoreSettings, build_in_tasks, build_store
     from cocondenser_jax.files.remote import output_folder
 
-    engine = make_engine(tasks, workers, executor, executor_options)
+    engine = take_engine(flags)
     with output_folder(out, grows=engine is not None) as folder:
         if engine:
             settings = StoreSettings(

@@ -179,7 +179,7 @@ ARRIVES = {
         "--workdir=w": {
             "require_own.path": "w/started.json",
             "quickstart.workdir": "w",
-            "comparison_table.rows": "quickstart(w).part0",
+            "comparison_table.rankings": "quickstart(w).part0",
         },
     },
     "adapt": {

@@ -129,15 +129,15 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
     for ranking in rankings:
         run = read_run(ranking.source)
         longest[ranking.name] = longest_ranking(run)
-        measured.append(
-            measure(
-                ranking,
-                run,
-                qrels,
-                trial.metrics,
-                ignore_identical_ids=trial.ignore_identical_ids,
-            )
+        found = measure(
+            ranking.name,
+            ranking.source,
+            run,
+            qrels,
+            trial.metrics,
+            ignore_identical_ids=trial.ignore_identical_ids,
         )
+        measured.append(ranking._replace(metrics=found.metrics, first=found.first))
     warn_of_cutoffs(longest, cutoffs_of(trial.metrics))
     _warn_of_unjudged(measured, qrels)
     warn_of_copies({each.name: each.first for each in measured}, qrels, texts)

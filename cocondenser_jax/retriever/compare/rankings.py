@@ -55,19 +55,20 @@ class Ranking(NamedTuple):
 
 
 def measure(
-    ranking: Ranking,
+    name: str,
+    source: Path,
     run: Run,
     qrels: Qrels,
     metrics: Sequence[str],
     *,
     ignore_identical_ids: bool = False,
 ) -> Ranking:
-    """Returns a ranking with what its run scores; see `evaluate_run` for all other arguments."""
+    """Measures a run; see `evaluate_run` for all arguments but its file."""
     measured = measure_run(
-        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=ranking.name
+        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
     )
     first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
-    return ranking._replace(metrics=measured, first=first)
+    return Ranking(name, source, metrics=measured, first=first)
 
 
 def first_of(

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -32,6 +32,8 @@ from cocondenser_jax.retriever.train.settings import (
     TrainerSettings,
     require_consistent,
 )
+
+T = TypeVar("T", bound=Any)
 
 _RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that name a TREC run
 
@@ -88,53 +90,38 @@ def finetune(config: ConfigDict, workdir: Path, words: Sequence[str] = ()) -> di
 
 def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncoderSettings:
     """Makes the settings of the config's task, so that nothing below reads a config."""
-    if config.task == "cross_encoder":
-        return CrossEncoderSettings(
-            data=_data(config),
-            model_folder=Path(config.model.folder),
-            max_length=config.model.max_length,
-            loss=config.loss.name,
-            trainer=_trainer(config, workdir),
-        )
-    return BiEncoderSettings(
-        data=_data(config),
-        teacher_run=config.loss.teacher_run,
-        model=ModelSettings(
-            folder=Path(config.model.folder),
-            given=Given(
-                pooling=config.model.pooling or None,
-                similarity=config.model.similarity or None,
-                query_prompt=config.model.query_prompt or None,
-                passage_prompt=config.model.passage_prompt or None,
-                title_separator=config.model.title_separator or None,
-                dimensions=next(iter(config.loss.sizes), None),
-            ),
-            two_towers=config.model.two_towers,
-            query_length=config.model.query_length,
-            passage_length=config.model.passage_length,
-        ),
-        loss=LossSettings(
-            name=config.loss.name,
-            scale=config.loss.scale,
-            chunk_size=config.loss.chunk_size,
-            sizes=tuple(config.loss.sizes),
-        ),
-        batches=BatchSettings(
-            batches=config.data.batches,
-            batch_size=config.data.batch_size,
-            batch_scores=config.data.batch_scores,
-            batch_depth=config.data.batch_depth,
-            seed=config.seed,
-        ),
-        dev=DevSettings(
-            folder=Path(config.data.folder),
-            every=config.eval.every,
-            split=config.eval.split,
-            run=config.eval.run,
-            precision=config.train.precision,
-        ),
-        trainer=_trainer(config, workdir),
+    model, loss, folder = config.model, config.loss, Path(config.data.folder)
+    data = _of(config, DataSettings, "data", folder=folder)
+    trainer = _of(
+        config,
+        TrainerSettings,
+        *("data", "train", "optimizer"),
+        workdir=workdir,
+        checkpoint_every=config.checkpoint.every,
+        record=config.to_dict(),
     )
+    if config.task == "cross_encoder":
+        return CrossEncoderSettings(data, Path(model.folder), model.max_length, loss.name, trainer)
+    said = {name: model[name] or None for name in Given._fields if name in model}
+    given = Given(**said, dimensions=next(iter(loss.sizes), None))
+    return BiEncoderSettings(
+        data=data,
+        teacher_run=loss.teacher_run,
+        model=_of(config, ModelSettings, "model", folder=Path(model.folder), given=given),
+        loss=_of(config, LossSettings, "loss", sizes=tuple(loss.sizes)),
+        batches=_of(config, BatchSettings, "data"),
+        dev=_of(config, DevSettings, "eval", folder=folder, precision=config.train.precision),
+        trainer=trainer,
+    )
+
+
+def _of(config: ConfigDict, kind: type[T], *sections: str, **others: Any) -> T:
+    """Makes settings of the values of the same names in a config and in sections of it."""
+    values: dict[str, Any] = dict(config.items())
+    for section in sections:
+        values |= config[section].items()
+    names = [name for name in kind._fields if name not in others]
+    return kind(**{name: values[name] for name in names}, **others)
 
 
 def _require_runs(config: ConfigDict) -> None:
@@ -144,34 +131,3 @@ def _require_runs(config: ConfigDict) -> None:
         file = settings.get(name)
         if file and not Path(file).is_file():
             raise UserError(f"config.{name} is {file!r}: there is no such file")
-
-
-def _data(config: ConfigDict) -> DataSettings:
-    return DataSettings(
-        folder=Path(config.data.folder),
-        split=config.data.split,
-        train_queries=config.data.train_queries,
-        negatives_run=config.data.negatives_run,
-        negatives_per_query=config.data.negatives_per_query,
-        negatives_depth=config.data.negatives_depth,
-        seed=config.seed,
-    )
-
-
-def _trainer(config: ConfigDict, workdir: Path) -> TrainerSettings:
-    return TrainerSettings(
-        workdir=workdir,
-        seed=config.seed,
-        log_every=config.log_every,
-        tracker=config.tracker,
-        batch_size=config.data.batch_size,
-        loader_workers=config.data.loader_workers,
-        epochs=config.train.epochs,
-        max_steps=config.train.max_steps,
-        precision=config.train.precision,
-        learning_rate=config.optimizer.learning_rate,
-        warmup_ratio=config.optimizer.warmup_ratio,
-        weight_decay=config.optimizer.weight_decay,
-        checkpoint_every=config.checkpoint.every,
-        record=config.to_dict(),
-    )

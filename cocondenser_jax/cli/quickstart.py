@@ -5,7 +5,6 @@ from pathlib import Path
 
 from cocondenser_jax.cli.flags import (
     CORPUS,
-    COUNT,
     DATA,
     DOCUMENTS,
     GIVEN,
@@ -94,15 +93,14 @@ def adapt(corpus, model, workdir, data, metric, language, ignore_identical_ids, 
     flag("--split", "test", "split whose judgments are used"),
     flag("--metric", str, "metric that decides, such as Recall@100 (default: nDCG@10)"),
     _LANGUAGE,
-    flag("--test_passages", COUNT, "search N passages: judged ones and a sample (default: all)"),
     IGNORE_IDENTICAL_IDS,
 )
-def compare(model, workdir, metric, test_passages, **trial):
+def compare(model, workdir, metric, **trial):
     """Compare BM25 and models, alone and fused, on your queries, with or without judgments."""
     from cocondenser_jax.retriever.compare.compare import compare
     from cocondenser_jax.retriever.compare.trial import Trial, with_first
 
-    on = Trial(metrics=with_first(metric), n_passages=test_passages, **trial)
+    on = Trial(metrics=with_first(metric), **trial)
     table, summary, search = compare(workdir, on, model)
     _print_outcome(workdir, table, summary)
     _print_search(search)

@@ -213,7 +213,6 @@ ARRIVES = {
         "--split=s": {"Trial.split": "s"},
         "--metric=AP": {"with_first.metric": "AP", "Trial.metrics": "with_first(AP)"},
         "--language=x": {"Trial.language": "x"},
-        "--test_passages=9": {"Trial.n_passages": 9},
         "--ignore_identical_ids": {"Trial.ignore_identical_ids": True},
     },
     "report": {

@@ -86,7 +86,6 @@ ANSWERS = {
         "--split=train": MADE_ANEW,  # of the same vectors
         "--metric=MRR@10": MADE_ANEW,
         "--language=german": started("language='english', now it is 'german'"),
-        "--test_passages=60": started("test_passages=None, now it is 60"),
         "--ignore_identical_ids": started("ignore_identical_ids=False, now it is True"),
     },
     "corpus --tasks=2": {

@@ -44,7 +44,6 @@ from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.trial import (
     Trial,
     check_trial,
-    passages_note,
     queries_note,
     start_comparison,
 )
@@ -100,10 +99,9 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
         best, rival = find_rival(rankings)
         lead = find_lead(rankings, best, rival)
         winner = "undecided" if lead.power else best.name
-        summary = " | ".join([f"BEST: {winner}", lead.line(), *passages_note(started)])
-        sentence = ", ".join([lead.sentence(), *passages_note(started)])
+        summary = f"BEST: {winner} | {lead.line()}"
         changes = changes_between(started, rival, best)
-        write_report(page, title, sentence, {}, rankings, changes)
+        write_report(page, title, lead.sentence(), {}, rankings, changes)
     search = search_flags(workdir, started, best, named.get(best.model, ""))
     return Outcome(comparison_table(rankings), summary, search)
 

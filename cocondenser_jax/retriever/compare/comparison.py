@@ -3,7 +3,6 @@
 The folder of a comparison:
 
     DIR/started.json    the collection, by its checksums, and the settings
-    DIR/data/           the passages that are tested on, where they are a sample
     DIR/queries.jsonl   the queries that are ranked, where nothing is judged
     DIR/bm25.trec       what BM25 finds
     DIR/models/NAME/    of each model: started.json, embeddings/, dense.trec, and fused.trec, which
@@ -100,12 +99,7 @@ def search_flags(workdir: Path, trial: Trial, best: Ranking, model: str) -> list
       trial: of the comparison.
       best: the ranking.
       model: the folder or name of the model by whose vectors it is, unless it is that of BM25.
-
-    Returns:
-      Flags; none where the vectors are of a sample of the passages.
     """
-    if trial.n_passages is not None:
-        return []
     language = [] if trial.language == LANGUAGE else [f"--language={trial.language}"]
     if not best.model:
         return [f"--corpus={trial.passages}", *language]
@@ -200,8 +194,7 @@ def _rank_by_model(
 def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> None:
     """Raises a UserError if other passages were encoded than the comparison began with."""
     expected = read_object(workdir / STARTED)["data"]["corpus"]
-    # A sample is a copy in the workdir.
-    if trial.n_passages is None and read_manifest(embeddings).corpus_sha256 != expected:
+    if read_manifest(embeddings).corpus_sha256 != expected:
         raise UserError(
             f"{trial.passages} has changed while it was compared: remove {workdir}, and compare"
             " again"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import file_sha256, new_file, read_object, write_json
-from cocondenser_jax.retriever.compare.sample import read_sampled, require_room, write_sample
 from cocondenser_jax.retriever.compare.steps import make_once, remove_results
 from cocondenser_jax.retriever.data.beir import write_passages
 from cocondenser_jax.retriever.data.folder import (
@@ -55,7 +54,6 @@ class Trial(NamedTuple):
     split: str = SPLIT  # whose judgments are used
     metrics: tuple[str, ...] = METRICS  # see `evaluate_run`; the first decides
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
-    n_passages: int | None = None  # that are tested on, see `sample`; None: all
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
     corpus: str | Path | None = None  # see `folder.searched_passages`
     log: QueryLog | None = None  # of `data`, whatever the split, where nothing is judged
@@ -105,8 +103,6 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
         )
     if trial.ignore_identical_ids:
         require_other_answers(qrels)
-    if trial.n_passages is not None:
-        require_room(qrels, trial.n_passages)
     return trial, _survey_judged(trial, qrels)
 
 
@@ -116,11 +112,6 @@ def _check_unjudged(trial: Trial) -> QueryLog:
     if trial.metrics != METRICS:
         raise UserError(
             f"{trial.data} has no judgments, so {trial.metrics[0]} decides nothing: leave it out"
-        )
-    if trial.n_passages is not None:
-        raise UserError(
-            f"{trial.data} has no judgments: a sample of {trial.n_passages:,} passages may lack"
-            " what its queries look for; search all of them"
         )
     sha256 = hashlib.sha256(json.dumps(queries).encode()).hexdigest()
     return QueryLog(len(queries), sha256, draw_queries(queries, N_DRAWN))
@@ -154,28 +145,19 @@ def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
       survey: and this too.
 
     Returns:
-      The trial on the passages, and by the queries, that are ranked.
+      The trial by the queries that are ranked.
 
     Raises:
-      UserError: also if the folder was started on other passages, or on a sample for other
-        judgments.
+      UserError: also if the folder was started on other passages.
     """
     started = {
         "data": {"corpus": survey.sha256, **_asked_sha256(trial)},
         "split": trial.ranked_split,
         "language": trial.language,
-        "test_passages": trial.n_passages,
         "ignore_identical_ids": trial.ignore_identical_ids,
     }
-    if trial.n_passages is None:
-        _start_on_queries(workdir, started)
-        return trial if trial.log is None else _with_drawn(workdir, trial, trial.log)
-    start_or_compare(workdir / STARTED, started)
-    folder = workdir / "data"
-    make_once(
-        workdir, folder, write_sample, trial.data, trial.split, trial.passages, trial.n_passages
-    )
-    return trial._replace(data=folder, corpus=None)
+    _start_on_queries(workdir, started)
+    return trial if trial.log is None else _with_drawn(workdir, trial, trial.log)
 
 
 def _asked_sha256(trial: Trial) -> dict[str, str | None]:
@@ -203,19 +185,6 @@ def _with_drawn(workdir: Path, trial: Trial, log: QueryLog) -> Trial:
     """Writes the queries that are ranked where nothing is judged; returns the trial by them."""
     drawn = make_once(workdir, workdir / DRAWN, _write_drawn, log.drawn)
     return trial._replace(data=drawn, corpus=trial.passages)
-
-
-def passages_note(trial: Trial) -> list[str]:
-    """Names the passages that were tested on, where they were not all: fewer are easier to rank."""
-    if trial.n_passages is None:
-        return []
-    sampled = read_sampled(trial.data)
-    if sampled.kept == sampled.passages:
-        return []
-    return [
-        f"on {sampled.kept:,} of {sampled.passages:,} passages, the {sampled.judged:,} judged ones"
-        " among them: metrics are higher than on all"
-    ]
 
 
 def queries_note(trial: Trial) -> list[str]:

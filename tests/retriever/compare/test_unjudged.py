@@ -252,7 +252,6 @@ def test_of_a_long_log_some_queries_are_ranked(
     ("flags", "said"),
     [
         (["--metric=MRR@10"], "log.txt has no judgments, so MRR@10 decides nothing: leave it out"),
-        (["--test_passages=9"], "log.txt has no judgments: a sample of 9 passages may lack what"),
         (["--split=dev"], "log.txt is not a folder: expected a folder of passages, queries and"),
         (["--corpus=nowhere"], "nowhere does not exist: expected"),
     ],

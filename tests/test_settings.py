@@ -15,7 +15,6 @@ from cocondenser_jax.declare import GIVEN, Interval, ListOf, OrAuto, Setting, to
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.pipelines import pretraining as pipeline
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.representation import SPELLINGS, Representation
 from cocondenser_jax.retriever.train.tasks import resolve
@@ -104,6 +103,11 @@ def test_an_interval_means_what_it_says(allowed, text, default, inside, outside,
             "configs/default.py",
             ["--config.data.store=s", "--config.data.length=1"],
             r"data\.length is 1; expected a whole number from 3 to 65536 tokens",
+        ),
+        (
+            "configs/default.py",
+            ["--config.train.chunk_size=-1"],
+            r"chunk_size is -1; expected a whole number from 0 spans, or 'auto'$",
         ),
         ("configs/default.py", [], r"data\.store is ''; expected a store made by"),
         (
@@ -471,14 +475,3 @@ def test_each_setting_becomes_what_it_is_for_and_nothing_else(task):
         expected = becomes if isinstance(becomes, dict) else dict.fromkeys(becomes.split(), value)
         after = resolved(changed)
         assert {key: each for key, each in after.items() if each != before[key]} == expected, name
-
-
-def test_a_probe_reads_what_its_settings_name(monkeypatch):
-    opened = []
-    monkeypatch.setattr(pipeline, "open_search", lambda *given: opened.append(given))
-    monkeypatch.setattr(pipeline, "split_files", lambda *given: opened.append(given) or {})
-    words = ["--config.probe.data=d", "--config.probe.split=s", "--config.probe.passages=9"]
-    config = load_config("configs/default.py", [*words, "--config.probe.every=7"], complete=False)
-    (probe,) = pipeline.folder_probes(config)
-    assert opened == [(Path("d"), "s", 9), (Path("d"), "s")]
-    assert (probe.every, probe.record) == (7, {})

@@ -55,7 +55,7 @@ def test_what_is_missing_or_in_the_wrong_place_is_one_line(words, says, capsys):
 
 
 def test_finetune_takes_a_setting_by_its_last_name():
-    words = ["--config=c", "--workdir=w", "--learning-rate=1e-5", "--config.seed=1", "--epochs=a=b"]
+    words = ["--config=c", "--workdir=w", "--learning-rate=1e-5", "--seed=1", "--epochs=a=b"]
     with PROGRAM.make_context("x", ["finetune", *words]) as program:
         command = PROGRAM.commands["finetune"]
         with command.make_context("finetune", words, parent=program) as context:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 
 from tqdm import tqdm
 
@@ -15,6 +16,13 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr(output.time, "time", lambda: self.now)
+
+
+def test_the_next_command_can_be_copied(capsys):
+    output.print_command("search", "--model=a b", "--query=it's")
+    (line,) = capsys.readouterr().out.splitlines()
+    words = shlex.split(line.removeprefix("next: "))
+    assert words == ["cocondenser", "search", "--model=a b", "--query=it's"]
 
 
 def test_bars_are_lines_where_stderr_is_a_file(monkeypatch):

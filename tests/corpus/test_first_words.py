@@ -77,6 +77,18 @@ def test_nothing_is_lost_where_text_without_spaces_is_cut(get, kind):
     assert begins == [kind in ("xlm-roberta", "roberta after a space")] * len(found)
 
 
+@pytest.mark.parametrize("prompt", ["", "query: "])
+def test_an_unknown_word_begins_once_behind_a_space(get, prompt):
+    tokenizer = get("xlm-roberta")
+    unknown = [tokenizer.unknown_id] * 2
+    word = np.array(unknown, np.uint32).tobytes(), np.array([1, 0], np.uint8).tobytes()
+    read = first_word_reader(prompt, tokenizer)(*word)
+    before = tokenizer.ids_of(prompt.rstrip())
+    assert len(tokenizer.space_ids) == 1
+    assert read.ids == [*before, *tokenizer.space_ids, *unknown]
+    assert read.starts.tolist() == [1, 0, 0]
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     text=SENTENCES,

@@ -11,7 +11,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.hub import find_folder
+from cocondenser_jax.model_folder.hub import find_folder, require_place
 from cocondenser_jax.model_folder.model import open_model, open_network
 from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever
 from tests.retrieval_data import read_vectors
@@ -34,6 +34,15 @@ def publish(tmp_path, monkeypatch):
         return Path(shutil.copytree(folder, place / "snapshots" / "0123abc"))
 
     return put
+
+
+def test_a_file_is_no_name_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    require_place("model.bin")
+    require_place(tmp_path)
+    Path("model.bin").touch()
+    with pytest.raises(UserError, match=r"^model\.bin: no such folder, and not the name"):
+        require_place("model.bin")
 
 
 def test_a_name_is_the_folder_in_the_cache(publish, model_folder):

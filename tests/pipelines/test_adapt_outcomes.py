@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.pipelines import pretraining
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data.trec import read_run
@@ -167,3 +168,11 @@ def test_queries_that_are_passages_are_left_out_of_every_ranking(
     capsys.readouterr()
     assert main([*words, f"--workdir={tmp_path / 'new'}", "--ignore_identical_ids"]) == 2
     assert "--ignore_identical_ids goes with --data" in capsys.readouterr().err
+
+
+def test_the_curves_of_the_report_are_the_adapted_models(world, adapt_to, monkeypatch):
+    written = []
+    monkeypatch.setattr(adapting, "write_report", lambda *given: written.append(given))
+    result = adapt_to(world.blind, world.seeing)  # which keeps the published one
+    ((_, _, _, workdirs, _, _),) = written
+    assert workdirs == {"adapted": result.workdir / "pretraining"}

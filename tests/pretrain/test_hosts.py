@@ -199,6 +199,22 @@ def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_host_under_nohup_does_not_end_with_its_terminal(ignored, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **options: None)
+    kept = []
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        run = lambda: kept.extend(signal.getsignal(each) for each in before)  # noqa: E731
+        hosts.run_on_hosts(run, "127.0.0.1:1", 2, 0)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert callable(kept[0])  # Ctrl-C, as a SIGTERM
+    assert (kept[1] == signal.SIG_IGN) is ignored
+
+
 DEADLINE = "UNKNOWN: Gloo context: DEADLINE_EXCEEDED: GetKeyValue() timed out: 29.999999942s"
 
 

@@ -263,6 +263,12 @@ def test_queries_are_read_as_passages_are(tmp_path):
         assert layouts.read_queries(tmp_path / "queries.jsonl") == {"q1": "who asks"}
 
 
+def test_a_broken_line_of_queries_is_refused_by_its_number(tmp_path):
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "x"}\n{"_id": "q2"\n')
+    with pytest.raises(UserError, match=r"queries\.jsonl:2 is not valid JSON"):
+        layouts.read_queries(tmp_path / "queries.jsonl")
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -11,6 +11,7 @@ from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.configs import cross_encoder as cross_encoder_config
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.data.folder import (
     passage_text,
     read_candidates,
@@ -250,3 +251,18 @@ def test_a_new_head_is_drawn_by_the_seed_of_the_run(config, tmp_path, monkeypatc
     with pytest.raises(UserError, match="no further"):
         finetune(config, tmp_path / "run")
     assert seeds == [7]
+
+
+def test_a_run_goes_on_from_the_same_model_only(config, tmp_path, monkeypatch):
+    known = []
+
+    def start(settings, n_pairs, checksums):
+        known.append(checksums)
+        raise UserError("no further")
+
+    monkeypatch.setattr(trainer, "start_or_resume", start)
+    with pytest.raises(UserError, match="no further"):
+        finetune(config, tmp_path / "run")
+    (checksums,) = known
+    assert checksums["model"] == open_network(config.model.folder).sha256()
+    assert len(checksums) > 1  # and of the data

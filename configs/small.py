@@ -1,9 +1,10 @@
 r"""A small Condenser and coCondenser from scratch, for a laptop or two cores of a server.
 
 For a corpus of some 25 million tokens, such as 6,600 English Wikipedia articles, in spans of 64
-with the vocabulary of bert-base-uncased. By arithmetic about three hours and half an hour on two
-idle cores: 1,650 steps of stage 1 took 35 minutes, 790 of stage 2 took 25. The figure in
-docs/log.md, "Small comparisons", is of those (`--config.train.steps=1650` and 790).
+with the vocabulary of bert-base-uncased. On two idle cores, stage 1 should take about three hours
+and stage 2 half an hour: 1,650 steps of stage 1 took 35 minutes, 790 of stage 2 took 25. Those
+shorter runs (`--config.train.steps=1650` and 790) gave the figure in docs/log.md, "Small
+comparisons".
 
   cocondenser pretrain --config=configs/small.py:condenser --workdir=runs/wiki-condenser \
     --config.data.store=stores/wiki
@@ -12,8 +13,8 @@ docs/log.md, "Small comparisons", is of those (`--config.train.steps=1650` and 7
 
 Stage 1: 64 spans a step, one epoch: 520,000 spans / 64 = 8,100 steps of those articles.
 Stage 2: 64 documents x 2 spans = 128 spans a step, 8 epochs: 6,600 / 64 x 8 = 825 steps.
-Both are 300 steps at least: a corpus of a few hundred documents has fewer, and that many teach
-little. More than 40 epochs are warned of.
+Both stages take at least 300 steps, because fewer teach little, even if a small corpus is then read
+several times. Above 40 epochs there is a warning.
 """
 
 from ml_collections import ConfigDict

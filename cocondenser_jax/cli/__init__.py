@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # With one GPU or none it warns that there is nothing to gather.
+    logging.getLogger("sentence_transformers.util.distributed").setLevel(logging.ERROR)
     try:
         with progress_as_lines():
             status = _run(list(sys.argv[1:] if argv is None else argv))

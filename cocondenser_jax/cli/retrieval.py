@@ -188,7 +188,12 @@ def index(embeddings, out, factory, json_out):
 
     with output_folder(out) as folder:
         manifest = build_index(embeddings, folder, factory)
-    print_metrics(manifest.to_json(), json_out)
+    if json_out:
+        write_json(json_out, manifest.to_json())
+    print_text(
+        f"{out}: {manifest.passages:,} passages, {manifest.dimension:,} dimensions, {factory}"
+    )
+    print_command("search", f"--index={out}", f"--model={manifest.model}")
 
 
 @command(
@@ -278,6 +283,7 @@ def retrieve(
 ):
     """Search for the queries of a data set and write a TREC run."""
     from cocondenser_jax.retriever.data.folder import (
+        judgments_file,
         read_asked,
         relevant_passages,
         warn_of_missing,
@@ -299,3 +305,5 @@ def retrieve(
         counts_copies=True,
     )
     print_metrics(metrics, json_out)
+    if split is not None:
+        print_command("evaluate", f"--run={run_out}", f"--qrels={judgments_file(data, split)}")

@@ -18,8 +18,10 @@ from cocondenser_jax.cli.flags import (
     required,
     take_engine,
 )
-from cocondenser_jax.cli.output import print_metrics, print_text
+from cocondenser_jax.cli.output import print_command, print_metrics, print_text
 from cocondenser_jax.errors import UserError
+
+_SMALL_LENGTH = 64  # tokens of a span in configs/small.py
 
 
 @command(
@@ -80,6 +82,15 @@ def corpus(corpus, tokenizer, out, max_length, short_span_prob, json_out, **flag
             )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
+    if "://" not in str(out):
+        length = [] if max_length == _SMALL_LENGTH else [f"--config.data.length={max_length}"]
+        print_command(
+            "pretrain",
+            "--config=configs/small.py:condenser",
+            f"--config.data.store={out}",
+            *length,
+            "--workdir=runs/condenser",
+        )
 
 
 @command(
@@ -104,12 +115,14 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
     # These load JAX, which a mistake above need not wait for.
     from cocondenser_jax.pipelines.pretraining import folder_probes
     from cocondenser_jax.pretrain.devices import prepare_libtpu
-    from cocondenser_jax.pretrain.hosts import run_on_hosts
+    from cocondenser_jax.pretrain.hosts import is_first, run_on_hosts
     from cocondenser_jax.pretrain.loop import train
 
     prepare_libtpu()
     run = partial(train, experiment, workdir, folder_probes(experiment), profile_dir)
     run_on_hosts(run, coordinator, num_hosts, host)
+    if is_first():
+        print_command("convert", f"--run_dir={workdir}", f"--out={workdir}-model")
 
 
 def _require_hosts(coordinator: str | None, n_hosts: int | None, host: int | None) -> None:
@@ -172,6 +185,13 @@ def convert(run_dir, out, step):
 
     export_run(run_dir, out, step=step)
     print_text(out)
+    print_command(
+        "finetune",
+        "--config=configs/finetune.py:small",
+        f"--config.model.folder={out}",
+        "--config.data.folder=DATA",
+        f"--workdir={out}-finetuned",
+    )
 
 
 @command(
@@ -226,3 +246,10 @@ def finetune(config, overrides, workdir, json_out):
     result = finetune(experiment, workdir, words)
     if is_main_process():
         print_metrics(result, json_out)
+        if experiment.task == "retriever":
+            print_command(
+                "encode",
+                f"--model={result['retriever']}",
+                f"--corpus={experiment.data.folder}",
+                f"--out={workdir}/embeddings",
+            )

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,6 @@ from cocondenser_jax.files.whole import require_writable
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import checkpoint, hosts
 from cocondenser_jax.pretrain.accelerators import model_flops, peak_flops
-from cocondenser_jax.pretrain.checkpoint import ProbeValues
 from cocondenser_jax.pretrain.devices import (
     all_devices,
     choose_chunks,
@@ -154,9 +154,12 @@ def _train(
             if stopped_by:
                 break
     if stopped_by and step < n_steps:
-        logger.info("%s: stopped and saved after step %d of %d", workdir, step, n_steps)
+        where = f"step {step:,} of {n_steps:,}"
+        logger.info(
+            "%s: stopped and saved after %s; run the same command again to continue", workdir, where
+        )
         raise SystemExit(128 + stopped_by)
-    _log_best_probe(recorder.probes, workdir, n_steps)
+    _log_end(recorder, workdir, n_steps, rates)
 
 
 def _model_and_params(
@@ -214,6 +217,7 @@ def _computed(experiment: Experiment, model_config: ModelConfig, fault: str) -> 
     loss, length = experiment.step.loss, experiment.batches.length
     return {
         "devices": count_devices(),
+        "device": all_devices()[0].device_kind,
         "attention": choose_layout(model_config, loss, length, all_devices()).attention,
         **({"fault": fault} if fault else {}),
         "chunk_size": loss.chunk_size,
@@ -264,7 +268,8 @@ def _log_length(experiment: Experiment, store: TokenStore, workdir: Path, first_
     parts = [
         f"{experiment.n_steps:,} steps of {spec.batch_size:,} {spec.kind.unit.name}",
         f"{n_epochs:.3g} epochs",
-        f"about {n_tokens:.3g} tokens",
+        f"about {float(f'{n_tokens:.3g}'):,.0f} tokens",
+        f"on {_devices()}",
     ]
     logger.info("%s: %s", workdir, ", ".join(parts))
     if n_epochs > _MANY_EPOCHS:
@@ -275,12 +280,23 @@ def _log_length(experiment: Experiment, store: TokenStore, workdir: Path, first_
             n_epochs,
         )
     if first_step:
-        logger.info("%s: resuming after step %d", workdir, first_step)
+        logger.info("%s: resuming after step %s", workdir, f"{first_step:,}")
 
 
-def _log_best_probe(probes: Mapping[int, ProbeValues], workdir: Path, n_steps: int) -> None:
-    """Logs at the end of a run which of its probes was the best, if it has any."""
-    if best := checkpoint.best_probe(probes):
+def _devices() -> str:
+    kind, n_devices = all_devices()[0].device_kind, count_devices()
+    return kind if n_devices == 1 else f"{n_devices} x {kind}"
+
+
+def _log_end(recorder: Recorder, workdir: Path, n_steps: int, rates: "_Rates") -> None:
+    """Logs the end of a run: its speed, and which of its probes was the best, if it has any."""
+    if recorder.is_silent:
+        return
+    speed = ""
+    if rates.logged:
+        speed = f", {statistics.median(rates.logged):,.0f} tokens a second"
+    logger.info("%s: finished all %s steps%s", workdir, f"{n_steps:,}", speed)
+    if best := checkpoint.best_probe(recorder.probes):
         trend = "still rising" if best.step == n_steps else "no later one was better"
         at = f"step {best.step:,} of {n_steps:,}, {best.metric} {best.value:.4g}"
         logger.info("%s: best probe: %s; %s", workdir, at, trend)
@@ -293,6 +309,7 @@ class _Rates:
         loss = experiment.step.loss
         self.flops_per_span = model_flops(model_config, loss, experiment.batches)
         self.peak = peak_flops(all_devices(), loss.dtype)
+        self.logged: list[float] = []  # tokens a second, of each time that rates were logged
         self._restart()
 
     def _restart(self) -> None:
@@ -323,6 +340,7 @@ class _Rates:
         }
         if self.peak is not None:
             rates["mfu"] = flops / self.peak
+        self.logged.append(rates["tokens_per_second"])
         self._restart()
         return rates
 

@@ -27,7 +27,7 @@ def between_steps(run: Callable[[Callable[[int], int]], None]) -> None:
         requests.append(number)
         handle(signal.SIG_DFL)
         # Not a log message: what the signal interrupts may be writing one.
-        os.write(2, b"stops and saves after this step; the next signal ends it at once\n")
+        os.write(2, b"stopping after this step to save; a second signal ends the run at once\n")
 
     def handle(handler: Any) -> dict[signal.Signals, Any]:
         return {each: signal.signal(each, handler) for each in numbers}

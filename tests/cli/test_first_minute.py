@@ -52,6 +52,9 @@ def test_documents_without_ids_are_encoded_indexed_and_found(
     assert following == f"next: cocondenser search --embeddings={tmp_path}/vectors {model}"
     index = ["index", f"--embeddings={tmp_path}/vectors", f"--out={tmp_path}/index"]
     assert main(index) == 0
+    made, following = capsys.readouterr().out.splitlines()
+    assert made == f"{tmp_path}/index: 4 passages, 32 dimensions, Flat"
+    assert following == f"next: cocondenser search --index={tmp_path}/index {model}"
     for place in ("embeddings=vectors", "index=index"):
         name, _, folder = place.partition("=")
         capsys.readouterr()

@@ -187,3 +187,7 @@ def test_the_first_words_on_a_new_machine_are_not_those_of_a_library(capsys):
 
     assert main(["mine", "--help"]) == 0
     assert not logging.getLogger("matplotlib.font_manager").isEnabledFor(logging.INFO)
+    # Fine-tuning on one device would begin with advice on several.
+    gathering = logging.getLogger("sentence_transformers.util.distributed")
+    assert not gathering.isEnabledFor(logging.WARNING)
+    assert gathering.isEnabledFor(logging.ERROR)

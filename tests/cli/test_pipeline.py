@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.errors import escape_control
 from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.pretrain.checkpoint import load_run
 from tests.cli.workplace import ODD_NAME, make_workplace, smaller
@@ -100,6 +102,27 @@ def test_a_model_says_nothing_of_the_links_to_its_folder(finished):
         assert "/link" not in path.read_text(), path.name
     tuned = json.loads((finished / "runs" / "finetune" / "finetune.json").read_text())
     assert tuned["model"]["folder"] == f"{ODD_NAME}/runs/model"
+
+
+def test_each_command_says_how_to_go_on(finished):
+    """What is printed can be run: the commands know its flags."""
+    said = (finished / "log.txt").read_text()
+    commands = [shlex.split(line) for line in re.findall("^next: cocondenser (.*)$", said, re.M)]
+    assert [words[0] for words in commands] == [
+        "pretrain", "convert", "convert", "finetune", "encode", "search", "search", "evaluate"
+    ]  # fmt: skip
+    for name, *words in commands:
+        PROGRAM.commands[name].make_context(name, words)
+    place = escape_control(ODD_NAME)
+    runs = f"{place}/runs"
+    assert commands[2][1:] == [f"--run_dir={runs}/cocondenser", f"--out={runs}/cocondenser-model"]
+    assert commands[3][2] == f"--config.model.folder={runs}/model"
+    assert commands[4][1:] == [
+        f"--model={runs}/finetune/retriever",
+        f"--corpus={place}/data",
+        f"--out={runs}/finetune/embeddings",
+    ]
+    assert commands[7][1:] == [f"--run={runs}/test.trec", f"--qrels={place}/data/qrels/test.tsv"]
 
 
 def test_the_pipeline_ends_in_metrics(finished, capsys):

@@ -1,6 +1,8 @@
 """What each flag of `corpus` does, and flags that would do nothing in a command up to `convert`."""
 
+import gc
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +150,18 @@ def test_libtpu_is_prepared_before_it_compiles_a_step(
     monkeypatch.setattr(f"{package}.{begin}", begins)
     assert main(command.split()) == 2
     assert happened == ["prepares", "begins"]
+
+
+def test_the_quickstart_leaves_the_libraries_out_of_garbage_collection(monkeypatch, tmp_path):
+    happened = []
+
+    def begins(workdir):
+        assert "torch" in sys.modules
+        assert "jax" in sys.modules
+        happened.append("begins")
+        raise UserError("far enough")
+
+    monkeypatch.setattr(gc, "freeze", lambda: happened.append("freezes"))
+    monkeypatch.setattr("cocondenser_jax.pipelines.quickstart.quickstart", begins)
+    assert main(["quickstart", f"--workdir={tmp_path}/run"]) == 2
+    assert happened == ["freezes", "begins"]

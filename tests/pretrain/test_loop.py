@@ -279,8 +279,18 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     store = open_store(Path(unusual.config.data.store))
     n_tokens = 9 * 32 * min(store.n_tokens / store.n_spans + 2, 14)
-    said = f"9 steps of 16 documents of two spans, 3 epochs, about {n_tokens:.3g} tokens"
-    assert f"{tmp_path}/run: {said}" in caplog.messages
+    assert round(n_tokens, -1) == 4030  # three digits
+    said = "9 steps of 16 documents of two spans, 3 epochs, about 4,030 tokens"
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    assert caplog.messages[:2] == [
+        f"{tmp_path}/run: {said}, on {devices}",
+        f"{tmp_path}/run: resuming after step 9",
+    ]
+    assert f"{tmp_path}/run: finished all 9 steps" in caplog.messages  # nothing to time
+    assert (run["computed"]["devices"], run["computed"]["device"]) == (
+        jax.device_count(),
+        jax.devices()[0].device_kind,
+    )
 
     # Another experiment may not resume in its folder ...
     other = unusual.config.copy_and_resolve_references().unlock()
@@ -302,6 +312,9 @@ def test_titles_are_counted_by_documents(config, tmp_path, caplog, monkeypatch):
     with caplog.at_level(logging.INFO):
         train(config, tmp_path / "run")
     assert f"{tmp_path}/run: 1 steps of 16 documents, 0.333 epochs" in caplog.text
+    (line,) = (each for each in read_metrics(tmp_path / "run") if "tokens_per_second" in each)
+    speed = f"{line['tokens_per_second']:,.0f} tokens a second"
+    assert f"{tmp_path}/run: finished all 1 steps, {speed}" in caplog.messages
     assert "the store is small" not in caplog.text
     assert loop._MANY_EPOCHS == 40
     monkeypatch.setattr(loop, "_MANY_EPOCHS", 0.3)

@@ -41,7 +41,7 @@ def run(stop_after):
         time.sleep(1)
 between_steps(run)
 """
-ANSWER = "stops and saves after this step; the next signal ends it at once\n"
+ANSWER = "stopping after this step to save; a second signal ends the run at once\n"
 
 
 @pytest.mark.parametrize("number", signals.STOP_SIGNALS)
@@ -203,8 +203,12 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
         assert process.returncode == 128 + number
         assert ANSWER in printed
         if saved:
-            assert f"resuming after step {saved}" in printed
-        last = int(re.findall(r"stopped and saved after step (\d+)", printed)[0])
+            assert f"resuming after step {saved:,}\n" in printed
+        again = "run the same command again to continue"
+        stop = rf"stopped and saved after step ([\d,]+) of {n_steps:,}; {again}\n"
+        last = int(re.findall(stop, printed)[0].replace(",", ""))
+        assert f", on {'cpu' if n_devices == 1 else '2 x cpu'}\n" in printed
+        assert "finished" not in printed
         assert (run / "checkpoints" / str(last)).is_dir()
         steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
         assert steps == list(range(1, last + 1))

@@ -32,6 +32,6 @@ if n_hosts > 1:
 found = jax.device_count()
 print(f"JAX {jax.__version__} sees {found} devices")
 if found != expected:
-    sys.exit(f"expected {expected}: see DEVICES and HOSTS in env.sh")
+    sys.exit(f"expected {expected} (DEVICES in env.sh, or the second argument of this script)")
 PYTHON
 touch .venv/ready

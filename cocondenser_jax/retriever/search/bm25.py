@@ -74,13 +74,6 @@ class Bm25Index(NamedTuple):
     find_terms: Callable[[str], list[str]]  # of that language; it remembers words
 
 
-class _Built(NamedTuple):
-    """An index as it is built, and the ids of its passages by row."""
-
-    bm25: Bm25Index
-    ids: list[str]
-
-
 class LexicalIndex(NamedTuple):
     """A BM25 index with its passages, in memory."""
 
@@ -125,9 +118,9 @@ def write_bm25_run(
     source = corpus_source(corpus)
     require_memory(source, settings.language)
     start = time.perf_counter()
-    built = _build_index(read_corpus(source), settings)
+    bm25, ids = _build_index(read_corpus(source), settings)
     results = require_any(
-        _rank_by_ids(built, queries, depth + 1 if ignore_identical_ids else depth),
+        _rank_by_ids(bm25, ids, queries, depth + 1 if ignore_identical_ids else depth),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"
         f" {next(iter(queries.values()))!r}: they share no term with the passages (in"
         f" --language={settings.language})",
@@ -141,7 +134,7 @@ def write_bm25_run(
     firsts: dict[str, Sequence[str]] = {}
     write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), qrels))
     seconds = time.perf_counter() - start
-    warn_of_missing(len(relevant.intersection(built.ids)), relevant, split)
+    warn_of_missing(len(relevant.intersection(ids)), relevant, split)
     if counts_copies and qrels:
         warn_of_copies({str(run_out): firsts}, qrels, lambda _: read_texts(source))
     return {"queries": len(queries), "seconds_with_indexing": seconds}
@@ -168,13 +161,15 @@ def bm25_run(
     Returns:
       query → passage → score, best first, without passages that share no term with the query.
     """
-    return dict(_rank_by_ids(_build_index(corpus, settings), queries, depth))
+    return dict(_rank_by_ids(*_build_index(corpus, settings), queries, depth))
 
 
-def _rank_by_ids(built: _Built, queries: Mapping[str, str], depth: int) -> Results:
-    ranking_Q = rank_by_bm25(built.bm25, list(queries.values()), depth)
+def _rank_by_ids(
+    bm25: Bm25Index, ids: Sequence[str], queries: Mapping[str, str], depth: int
+) -> Results:
+    ranking_Q = rank_by_bm25(bm25, list(queries.values()), depth)
     for query, ranking in zip(queries, ranking_Q, strict=True):
-        yield query, {built.ids[row]: score for row, score in ranking.items()}
+        yield query, {ids[row]: score for row, score in ranking.items()}
 
 
 def open_bm25_index(
@@ -194,9 +189,8 @@ def open_bm25_index(
     if not place.exists():
         settings = Bm25Settings(language=language or LANGUAGE)
         with new_folder(place) as partial:
-            rows = range(len(passages))
-            built = _build_index((passage_at(passages, row) for row in rows), settings)
-            built.bm25.scores.save(partial, show_progress=False)
+            bm25 = _build_of_table(passages, settings)
+            bm25.scores.save(partial, show_progress=False)
             write_json(partial / _LANGUAGE_FILE, {"language": settings.language})
             write_checksums(partial)
     try:
@@ -218,9 +212,7 @@ def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalInde
     require_language(settings.language)
     require_memory(source, settings.language)
     passages = passage_table(read_corpus(source))
-    rows = range(len(passages))
-    built = _build_index((passage_at(passages, row) for row in rows), settings)
-    return LexicalIndex(built.bm25, passages)
+    return LexicalIndex(_build_of_table(passages, settings), passages)
 
 
 def find_passages(index: LexicalIndex, query: str, k: int = 10) -> list[tuple[float, Passage]]:
@@ -285,7 +277,13 @@ class _Terms(NamedTuple):
     vocab: dict[str, int]
 
 
-def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> _Built:
+def _build_of_table(passages: pyarrow.Table, settings: Bm25Settings) -> Bm25Index:
+    rows = range(len(passages))
+    return _build_index((passage_at(passages, row) for row in rows), settings)[0]
+
+
+def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> tuple[Bm25Index, list[str]]:
+    """Builds an index; returns the ids of its passages by row, too."""
     find_terms = term_finder(settings.language)
     number_of: dict[str, int] = {}
     terms_N = _Lists()
@@ -303,7 +301,7 @@ def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> _Built:
     # Its own way to a matrix sorts numbers of 64 bits, in twice the memory of scipy.
     scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene", csc_backend="scipy")
     scores.index(_Terms(terms_N, number_of), show_progress=False)
-    return _Built(Bm25Index(scores, settings.language, find_terms), ids)
+    return Bm25Index(scores, settings.language, find_terms), ids
 
 
 def require_memory(source: str | Path, language: str) -> None:

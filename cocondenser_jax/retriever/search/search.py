@@ -65,7 +65,7 @@ def retrieve(
     ignore_identical_ids: bool = False,
     counts_copies: bool = False,
 ) -> dict[str, float]:
-    """Searches for queries and writes a TREC run; see `search_run_timed`.
+    """Searches for queries and writes a TREC run; see `search_run`.
 
     With `counts_copies` it does what `warn_of_copies` does; `compare` does it for all its runs.
     Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
@@ -93,25 +93,20 @@ def count_passages(index: Index, names: Collection[str]) -> int:
     return len(rows) - rows.count(None)
 
 
-def search_run(index: Index, queries: Mapping[str, str], depth: int = 100) -> Run:
-    """Finds the `depth` best passages for each query (id → text)."""
-    return search_run_timed(index, queries, depth)[0]
-
-
-def search_run_timed(
+def search_run(
     index: Index,
     queries: Mapping[str, str],
     depth: int = 100,
     *,
     ignore_identical_ids: bool = False,
-) -> tuple[Run, Seconds]:
-    """Searches as `search_run`, and also returns how long the steps of the search took.
+) -> Run:
+    """Finds the `depth` best passages for each query (id → text).
 
     With `ignore_identical_ids`, passages with their query's id are left out before runs are fused
     (see `drop_identical_ids`).
     """
-    results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
-    return dict(results), seconds
+    results, _ = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
+    return dict(results)
 
 
 def _search(

@@ -33,7 +33,7 @@ def test_a_query_does_not_find_the_passage_of_its_id(
     opened = opening.open_index(embeddings, open_model(model_folder), hybrid=method)
     dense = opened if method is None else opened.dense
     for depth in (1, 4, len(passages)):
-        run, _ = search.search_run_timed(opened, queries, depth, ignore_identical_ids=True)
+        run = search.search_run(opened, queries, depth, ignore_identical_ids=True)
         of_each = depth if method is None else max(depth, 10)
         sides = [
             bm25.bm25_run(passages, queries, len(passages)),

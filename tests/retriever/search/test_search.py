@@ -177,7 +177,7 @@ def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
         assert search.search_run(searcher, {}) == {}
 
 
-def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
+def test_times_are_those_of_the_parts(model_folder, hybrid_folder, tmp_path, monkeypatch):
     dense = opening.open_index(hybrid_folder, open_model(model_folder))
     hybrid = opening.open_index(hybrid_folder, open_model(model_folder), hybrid="rrf")
     # Of each step, the beginning and the end; at last, it is asked for one more ranking.
@@ -185,14 +185,17 @@ def test_times_are_those_of_the_parts(model_folder, hybrid_folder, monkeypatch):
     hybrid_times = [(20.0, 21.0), (21.0, 28.0), (28.0, 30.0), (30.0, 30.0), (30.0, 30.0)]
     clock = chain(*dense_times, *hybrid_times)
     monkeypatch.setattr(search.time, "perf_counter", lambda: next(clock))
-    run, of_run = search.search_run_timed(dense, {"q": "abcde"}, depth=3)
+    of_run = search.retrieve(dense, Asked({"q": "abcde"}, {}), tmp_path / "run", depth=3)
     hits, of_text = search.search_text_timed(hybrid, "abcde", k=3)
-    assert of_run == {"encoding": 2.0, "search": 5.0}
+    assert of_run["encoding_seconds"] == 2.0
+    assert of_run["search_seconds"] == of_run["search_ms_per_query"] / 1000 == 5.0
     assert of_text == {"encoding": 1.0, "search": 2.0, "bm25": 7.0}
     monkeypatch.undo()
-    assert run == search.search_run(dense, {"q": "abcde"}, depth=3)
+    assert [*trec.read_run(tmp_path / "run")["q"]] == [
+        *search.search_run(dense, {"q": "abcde"}, depth=3)["q"]
+    ]
     assert hits == search.search_text(hybrid, "abcde", k=3)
-    assert search.search_run_timed(dense, {}) == ({}, {})
+    assert search.search_run(dense, {}) == {}
 
 
 # All lists of an IVF index: one list, faiss's own choice, may hold a single passage.
@@ -385,7 +388,7 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     shutil.rmtree(hybrid_folder / "bm25")
     settings = bm25.Bm25Settings(language="german")
     passages = [bm25.passage_at(table, row) for row in range(60)]
-    index = bm25._build_index(passages, settings).bm25
+    index, _ = bm25._build_index(passages, settings)
     index.scores.save(hybrid_folder / "bm25", show_progress=False)  # without its language
     write_checksums(hybrid_folder / "bm25")
     with pytest.raises(UserError, match=f"bm25 does not name its language: {advice}"):

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from cocondenser_jax.files.metrics import logged_lines
 from cocondenser_jax.files.runs import flatten, require_run_folder
 from cocondenser_jax.files.whole import new_file, read_object
 from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
@@ -79,7 +82,12 @@ def write_report(
         of_kind = {name: path for name, path in workdirs.items() if (path / file).is_file()}
         facts = {name: flatten(read_object(path / file)) for name, path in of_kind.items()}
         if of_kind:
-            runs.append((kind, _plots(of_kind), facts))
+            progress = {
+                name: _progress(of_kind[name], values)
+                for name, values in facts.items()
+                if "steps" in values  # pre-training
+            }
+            runs.append((kind, progress, _plots(of_kind), facts))
     table = comparison_table(rankings) if rankings else []
     is_judged = not isinstance(changes, Differences)
     page = _HTML.get_template("page.html").render(
@@ -93,6 +101,17 @@ def write_report(
     with new_file(out) as file_out:
         # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
         file_out.write_text(page, encoding="utf-8", errors="replace")
+
+
+def _progress(folder: Path, facts: Mapping[str, Any]) -> str:
+    """Says how far a run of pre-training has come, on which devices, and how fast."""
+    logged = [values for _, values in logged_lines(folder / "metrics.jsonl")]
+    step = max((values["step"] for values in logged), default=0)
+    progress = f"step {step:,.0f} of {facts['steps']:,}"
+    if "computed.device" in facts:
+        progress += f" on {facts['computed.devices']} x {facts['computed.device']}"
+    rates = [values["tokens_per_second"] for values in logged if "tokens_per_second" in values]
+    return progress + (f", {median(rates):,.0f} tokens a second" if rates else "")
 
 
 def _plots(workdirs: Mapping[str, Path]) -> list[tuple[Panel, list[Curve]]]:

@@ -34,11 +34,20 @@ def runs(tmp_path):
         "model": {"num_hidden_layers": 6, "hidden_size": 384, "vocab_size": 30522},
         "data": {"sha256": "5a1e", "corpus": "a<b.txt", "documents": 9, "spans": 20, "tokens": 999},
         "versions": {"jax": "0.10.2"},
+        "steps": 1650,
+        "computed": {"devices": 8, "device": "TPU v3"},
     }
     tuned = finetune.get_config().to_dict() | {"sha256": {"model": "ab12"}}
     tuned["train"]["epochs"] = 2
     return [
-        write_run(tmp_path / "first", "run.json", facts, **LOGGED, spans_per_second=64.0),
+        write_run(
+            tmp_path / "first",
+            "run.json",
+            facts,
+            **LOGGED,
+            spans_per_second=64.0,
+            tokens_per_second=4096.0,
+        ),
         write_run(tmp_path / "second", "run.json", facts, **LOGGED | {"contrastive_loss": 0.75}),
         write_run(tmp_path / "tuned", "finetune.json", tuned, loss=0.375, pairs_per_second=3.0),
     ]
@@ -63,6 +72,12 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     assert re.findall(r"background:(#\w+)\W.*?\s(\S+) <b>([\d.]+)</b>", legends[1], re.S) == both
     assert str(runs[1]) not in legends[3]
 
+    said = re.findall("<p><b>(.*?)</b>: (.*?)</p>", page)
+    how_far = "step 20 of 1,650 on 8 x TPU v3"
+    assert said == [
+        (str(runs[0]), f"{how_far}, 4,096 tokens a second"),
+        (str(runs[1]), how_far),
+    ]
     first = facts_of(page, runs[0])
     assert first["config.seed"] == "7"
     assert first["config.data.store"] == "stores/mine"

@@ -24,6 +24,7 @@ import pytest
 from cocondenser_jax.cli import flags, output
 from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.files import whole
+from tests.world import instead
 
 # Given beside the required flags, unless others are given in their place.
 BESIDE = {"search": ["--index=index", "--model=model", "--query=query"], "retrieve": ["--index=i"]}
@@ -655,7 +656,8 @@ def test_every_flag_of_a_command_has_a_row(name):
 @pytest.mark.parametrize(("name", "row"), ROWS)
 def test_what_is_given_arrives_and_nothing_else_changes(name, row):
     words, _, beside = row.partition(" with ")
-    before, given = call(name, beside), call(name, f"{beside} {words}")
+    before = call(name, beside)
+    given = call(name, " ".join(instead(beside.split(), words.split())))
     changed = changes(before, given)
     shown = {key: each[0] if len(each) == 1 else each for key, each in changed.items()}
     assert shown == ARRIVES[name][row]

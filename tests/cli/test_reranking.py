@@ -14,7 +14,7 @@ from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.retriever.data import trec
-from tests.world import write_beir, write_tokenizer
+from tests.world import instead, write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
 N_PASSAGES, N_QUERIES = 30, 8
@@ -71,10 +71,8 @@ def cross_encoder(place):
 
 
 def reranking(place, model, out, *flags):
-    files = [f"--model={model}", f"--data={place}/data"]
-    if not any(flag.startswith("--run=") for flag in flags):
-        files.append(f"--run={place}/pool.trec")
-    return ["rerank", *files, "--split=train", f"--run_out={out}", *flags]
+    files = [f"--model={model}", f"--data={place}/data", f"--run={place}/pool.trec"]
+    return instead(["rerank", *files, "--split=train", f"--run_out={out}"], flags)
 
 
 def test_our_tokenizers_part_the_texts_of_a_pair(cross_encoder):

@@ -198,8 +198,8 @@ def run(place, model_folder, make_model, beir, tmp_path, monkeypatch, capsys):
         params = PROGRAM.commands[command].params
         several = {param.opts[0] for param in params if getattr(param, "multiple", False)}
         replaced = {word.partition("=")[0] for word in changed} - several
-        first = [word for word in FIRST[command].split() if word.partition("=")[0] not in replaced]
-        words = [*first, *in_tasks, *changed]
+        first = [*FIRST[command].split(), *in_tasks]
+        words = [word for word in first if word.partition("=")[0] not in replaced] + [*changed]
         status = main([command, *(word.format(**facts) for word in words)])
         error = capsys.readouterr().err
         if error.endswith("cocondenser: no further\n"):

@@ -21,7 +21,7 @@ from cocondenser_jax.retriever.search import encode, models
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
 from tests.processes import fork_workers
-from tests.world import cut_file, make_texts, write_records, write_tokenizer
+from tests.world import cut_file, instead, make_texts, write_records, write_tokenizer
 
 
 def contents(store):
@@ -72,9 +72,7 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
         ("--tasks=6", "tasks=7, now it is 6"),
         (f"--tokenizer={other}", "tokenizer_sha256="),
     ):
-        name = flag.partition("=")[0]
-        others = [word for word in in_tasks if not word.startswith(f"{name}=")]
-        assert main([*others, flag]) == 2
+        assert main(instead(in_tasks, [flag])) == 2
         assert message in capsys.readouterr().err
 
 

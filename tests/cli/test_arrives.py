@@ -81,8 +81,27 @@ ARRIVES = {
             "print_metrics.metrics": "build_store(a.tsv:id,text).__getitem__().__or__()",
         },
         "--tokenizer=t": {"build_store.tokenizer": "t"},
-        "--out=o": {"output_folder.place": "o", "build_store.out": "output_folder(o).__enter__()"},
-        "--max_length=9": {"build_store.max_length": 9},
+        "--out=o": {
+            "output_folder.place": "o",
+            "build_store.out": "output_folder(o).__enter__()",
+            "print_command.words": [
+                "pretrain",
+                "--config=configs/small.py:condenser",
+                "--config.data.store=o",
+                "--config.data.length=128",
+                "--workdir=runs/condenser",
+            ],
+        },
+        "--max_length=9": {
+            "build_store.max_length": 9,
+            "print_command.words": [
+                "pretrain",
+                "--config=configs/small.py:condenser",
+                "--config.data.store=out",
+                "--config.data.length=9",
+                "--workdir=runs/condenser",
+            ],
+        },
         "--short_span_prob=0.3": {"build_store.short_span_prob": 0.3},
         "--tasks=3": {
             "output_folder.grows": True,
@@ -98,7 +117,16 @@ ARRIVES = {
         },
         "--corpus=c with --tasks=2": {"StoreSettings.corpus": "c"},
         "--tokenizer=t with --tasks=2": {"build_in_tasks.tokenizer": "t"},
-        "--max_length=9 with --tasks=2": {"StoreSettings.max_length": 9},
+        "--max_length=9 with --tasks=2": {
+            "StoreSettings.max_length": 9,
+            "print_command.words": [
+                "pretrain",
+                "--config=configs/small.py:condenser",
+                "--config.data.store=out",
+                "--config.data.length=9",
+                "--workdir=runs/condenser",
+            ],
+        },
         "--short_span_prob=0.3 with --tasks=2": {"StoreSettings.short_span_prob": 0.3},
         "--workers=3 with --tasks=2": {"Engine.workers": 3},
         "--executor=slurm with --tasks=2": {"Engine.executor": "slurm"},
@@ -115,7 +143,10 @@ ARRIVES = {
             "train.probes": "folder_probes(load_config(c))",
         },
         "--config.seed=7": {"load_config.overrides": ["--config.seed=7"]},
-        "--workdir=w": {"train.workdir": "w"},
+        "--workdir=w": {
+            "train.workdir": "w",
+            "print_command.words": ["convert", "--run_dir=w", "--out=w-model"],
+        },
         "--coordinator=auto": {"run_on_hosts.coordinator": "auto"},
         "--coordinator=h:1 --num_hosts=3 --host=2": {
             "run_on_hosts.coordinator": "h:1",
@@ -138,7 +169,16 @@ ARRIVES = {
     },
     "convert": {
         "--run_dir=r": {"require_run_folder.folder": "r", "export_run.run": "r"},
-        "--out=o": {"export_run.out": "o"},
+        "--out=o": {
+            "export_run.out": "o",
+            "print_command.words": [
+                "finetune",
+                "--config=configs/finetune.py:small",
+                "--config.model.folder=o",
+                "--config.data.folder=DATA",
+                "--workdir=o-finetuned",
+            ],
+        },
         "--step=7": {"export_run.step": 7},
         "--step=best": {"export_run.step": "best"},
     },
@@ -271,11 +311,18 @@ ARRIVES = {
     "index": {
         "--embeddings=e": {
             "build_index.embeddings": "e",
-            "print_metrics.metrics": "build_index(e).to_json()",
+            "print_command.words": ["search", "--index=out", "--model=build_index(e).model"],
         },
-        "--out=o": {"output_folder.place": "o", "build_index.out": "output_folder(o).__enter__()"},
+        "--out=o": {
+            "output_folder.place": "o",
+            "build_index.out": "output_folder(o).__enter__()",
+            "print_command.words": ["search", "--index=o", "--model=build_index(embeddings).model"],
+        },
         "--factory=HNSW32": {"build_index.factory": "HNSW32"},
-        "--json_out=j": {"print_metrics.json_out": "j"},
+        "--json_out=j": {
+            "write_json.path": "j",
+            "write_json.value": "build_index(embeddings).to_json()",
+        },
     },
     "search": {
         **SEARCHED,
@@ -343,7 +390,13 @@ ARRIVES = {
             "warn_of_missing.relevant": "relevant_passages(read_asked(d).qrels)",
             "retrieve.asked": "read_asked(d)",
         },
-        "--split=s": {"read_asked.split": "s", "warn_of_missing.split": "s"},
+        "--split=s": {
+            "read_asked.split": "s",
+            "warn_of_missing.split": "s",
+            "judgments_file.folder": "data",
+            "judgments_file.split": "s",
+            "print_command.words": ["evaluate", "--run=run_out", "--qrels=judgments_file(data)"],
+        },
         "--run_out=r": {"retrieve.run_out": "r"},
         "--depth=9": {"retrieve.depth": 9},
         "--json_out=j": {"print_metrics.json_out": "j"},

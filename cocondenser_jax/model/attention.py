@@ -14,7 +14,7 @@ from cocondenser_jax.model.products import float32_product
 
 
 class AttentionSettings(NamedTuple):
-    """What the attention of a layer computes, beside its arrays."""
+    """The settings of a layer's attention."""
 
     n_heads: int
     rate: float = 0.0  # of dropout
@@ -35,7 +35,7 @@ def attend_rows(
     settings: AttentionSettings,
     bias_BxNxQxL: Float32[Array, "_ N Q L"] | None = None,
 ) -> Float[Array, "B N H Q"]:
-    """Returns `context_BxNxHxQ`: what rows of a span see in its tokens, by XLA.
+    """Returns `context_BxNxHxQ`: attention of some rows of a span to all of its tokens, by XLA.
 
     Args:
       arrays: queries of the rows; keys and values of the tokens.
@@ -81,7 +81,7 @@ def rotate(
 
 
 def rotate_pairs(x: jax.Array, angles: Input, axis: int) -> jax.Array:
-    """Rotates what lies half an axis apart by angles, which fit half of `x`, in float32."""
+    """Rotates pairs of elements that lie half an axis apart, in float32; one angle per pair."""
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=axis)
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=axis)
@@ -102,17 +102,17 @@ def attend(  # noqa: PLR0913  # the inputs of attention, as a kernel takes them
     seeds_BxNxQ: UInt32[Array, "B N Q"] | None,
     rate: float,
 ) -> Float[Array, "B N H Q"]:
-    """Returns `context_BxNxHxQ`: softmax(queries keys + bias) values, of what is visible.
+    """Returns `context_BxNxHxQ`: softmax(queries keys + bias) values, over the visible tokens.
 
-    Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, equation 1), of queries that are
-    scaled already. Scores and softmax are float32.
+    Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, equation 1); the queries are
+    already scaled. Scores and softmax are float32.
 
     Args:
       query_BxNxHxQ: of the rows.
       key_BxNxHxL: of the tokens.
       value_BxNxHxL: of the tokens.
-      visible_Bx1xQxL: whether a row attends to a token; each at least to one.
-      bias_BxNxQxL: what the scores gain; None for nothing.
+      visible_Bx1xQxL: whether a row attends to a token; each row attends to at least one.
+      bias_BxNxQxL: added to the scores; None for no bias.
       seeds_BxNxQ: of the dropout of a row's weights, `head_seeds` with the row's position folded
         in; None for no dropout.
       rate: of the dropout.
@@ -134,7 +134,7 @@ def attend_in_windows(
     seeds_BxNxL: UInt32[Array, "B N L"] | None,
     window: tuple[int, float],
 ) -> Float[Array, "B N H L"]:
-    """Returns `context_BxNxHxL` as `attend`, where a row sees the tokens near it.
+    """Returns `context_BxNxHxL` as `attend` does, if a row attends only to nearby tokens.
 
     The rows are cut into K blocks of W, as many as a row sees on each side. A block is compared
     with the block before it, itself and the one after it: 3 W tokens, whatever the length.

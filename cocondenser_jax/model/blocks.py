@@ -1,12 +1,12 @@
 """Attention of long spans on a GPU by Triton, block by block, without a square array.
 
-A program has a block of rows of a span in one head, and goes through the blocks of tokens that they
-may see: all, or in a local layer those that the window reaches. Softmax is added up on the way (Dao
-et al., arXiv 2205.14135). For the gradient the scores are computed again, from the logarithm of
-each row's sum, once for the gradients of a block of keys and values, once for that of queries. The
-dropout masks are drawn in place, the same to the bit as those of `dropout.dropout`.
+A program handles a block of rows of one span and head. It loops over the blocks of tokens that
+these rows attend to: all, or in a local layer those within the window, and accumulates the softmax
+(Dao et al., arXiv 2205.14135). The gradient recomputes the scores from the logarithm of each row's
+sum, once for keys and values and once for queries. Dropout masks are computed in place and equal
+those of `dropout.dropout` bit for bit.
 
-Shapes: as in `kernels.py`; R rows of a block, C tokens of a block that they see.
+Shapes: as in `kernels.py`; R rows of a block, C tokens of a block that they attend to.
 """
 
 import functools
@@ -32,11 +32,11 @@ def attend_in_blocks(
     seeds_BxN: UInt32[Array, "B N"] | None,
     settings: AttentionSettings,
 ) -> Float[Array, "B L D"]:
-    """Returns `context_BxLxD`: attention of all tokens of each span to those that the mask shows.
+    """Returns `context_BxLxD`: attention of all tokens of each span to its unmasked tokens.
 
     Args:
-      joined_BxLx3D: queries, which are scaled, keys and values of all heads; with biases, and
-        rotated where the layer rotates.
+      joined_BxLx3D: scaled queries, keys and values of all heads, with biases added, and rotated if
+        the layer rotates.
       mask_BxL: true (or 1) at tokens.
       seeds_BxN: of dropout, see `attention.head_seeds`; None for none.
       settings: of the layer.
@@ -84,7 +84,8 @@ def _attend_backward(
 ) -> tuple[tuple[jax.Array | None, ...]]:
     joined, mask_BxL, seeds_BxN, context, logs_BxNxL = kept
     n_spans, length, _, n_heads, size = joined.shape
-    # The mean of a row's gradient by its weights, with dropout: what sums to its softmax's.
+    # The mean of a row's gradient, weighted by its attention after dropout: softmax's correction
+    # term.
     products = cotangent.astype(jnp.float32) * context.astype(jnp.float32)
     means_BxNxL = jnp.sum(products, axis=-1).swapaxes(1, 2)
     blocks = _Blocks(length, size)
@@ -137,11 +138,11 @@ class _Blocks:
         ]
 
     def context_rows(self) -> pl.BlockSpec:
-        """Returns the program's own block of what its head sees."""
+        """Returns the program's own block of its head's output."""
         return pl.BlockSpec((None, BLOCK, None, self.size), lambda b, n, i: (b, i, n, 0))
 
     def whole_context(self) -> pl.BlockSpec:
-        """Returns what the head's rows see, or its cotangent."""
+        """Returns the output of the head for all rows, or its cotangent."""
         return pl.BlockSpec((None, self.n_rows, None, self.size), lambda b, n, i: (b, 0, n, 0))
 
     def row_numbers(self) -> pl.BlockSpec:
@@ -236,7 +237,7 @@ def _weight_gradients(
 
 
 def _near(block: jax.Array, width: int | None, length: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the first and the end of the blocks that a block sees, or is seen by."""
+    """Returns the range of blocks that a block attends to, or that attend to it."""
     number = -(-length // BLOCK)
     if width is None:
         return jnp.int32(0), jnp.int32(number)
@@ -251,7 +252,7 @@ def _tokens(block: jax.Array) -> jax.Array:
 
 
 def _inside(block: jax.Array, length: int, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns which rows of a block the span has, as a vector and for each of its numbers."""
+    """Returns which rows of a block are within the span, as a vector and as a matrix."""
     is_row_R = _tokens(block) < length
     return is_row_R, jnp.broadcast_to(is_row_R[:, None], shape)
 
@@ -267,14 +268,14 @@ def _load_rows(ref: Any, block: jax.Array, length: int) -> jax.Array:
 
 def _store_part(by_joined_ref: Any, part: int, by_part_RxH: jax.Array, length: int) -> None:
     _, inside = _inside(pl.program_id(2), length, by_part_RxH.shape)
-    at_part = by_joined_ref.at[:, jnp.int32(part), :]  # interpreted, it takes no plain integer
+    at_part = by_joined_ref.at[:, jnp.int32(part), :]  # the interpreter rejects a plain integer
     triton.store(at_part, by_part_RxH.astype(by_joined_ref.dtype), mask=inside)
 
 
 def _visible(
     mask_ref: Any, at: tuple[jax.Array, jax.Array], width: int | None, length: int
 ) -> Bool[Array, "R C"]:
-    """Returns which tokens of a block the rows of a block see."""
+    """Returns which tokens of a block each row of a block attends to."""
     i, j = at
     shape = BLOCK, BLOCK
     visible_RxC = jnp.broadcast_to((_load_rows(mask_ref, j, length) != 0)[None], shape)
@@ -288,7 +289,7 @@ def _visible(
 def _kept(
     head: Head, seed: jax.Array, at: tuple[jax.Array, jax.Array]
 ) -> Bool[Array, "R C"] | None:
-    """Returns which weights dropout keeps, as `dropout.dropout` decides it for a head's seed."""
+    """Returns which weights dropout keeps: the same as `dropout.dropout` with a head's seed."""
     if not head.rate:
         return None
     i, j = at

@@ -1,16 +1,16 @@
-"""The Condenser (Gao & Callan, arXiv 2104.08253): a backbone whose CLS vector must carry the text.
+"""The Condenser (Gao & Callan, arXiv 2104.08253): a backbone trained to put the text into CLS.
 
 The backbone has two outputs: `early` is that of layer `skip_from`, `late` that of the last layer.
 The head, a few more transformer layers over [CLS of late ; tokens of early], predicts the masked
-tokens, so what the early layers do not know about the text must come through the CLS vector. After
+tokens, so whatever the early layers do not represent must come through the CLS vector. After
 pre-training the head is dropped, and the backbone is an ordinary BERT, or another of
-`backbones.BACKBONES`. A family whose layers do not end in a LayerNorm has one more after the last
-layer; here it is also applied to the input of the head and to its output. Where the layers share a
-bias for relative positions, those of the head share it too.
+`backbones.BACKBONES`. A family whose layers do not end in a LayerNorm has a final LayerNorm; here
+it is also applied to the input and the output of the head. Where the layers share a bias for
+relative positions, those of the head share it too.
 
-The vector that is trained need not be that of [CLS]: `ModelConfig.representation` says what it is,
-and the pooled vector takes the place of [CLS] in what the head reads. The dense layers after the
-pooling, where there are some, are for the vector alone.
+The trained vector need not be that of [CLS]: `ModelConfig.representation` defines it, and the head
+reads the pooled vector in place of [CLS]. Dense layers after the pooling, if any, apply only to the
+vector.
 """
 
 import functools
@@ -34,7 +34,7 @@ from cocondenser_jax.model.encoder import (
 from cocondenser_jax.model.vectors import ACTIVATIONS, cut, to_unit_length
 
 # The sites of dropout are numbered through the network, from the embeddings to RetroMAE's decoder:
-# each has masks of its own.
+# each has its own masks.
 EMBEDDINGS_SITE = 0
 
 
@@ -54,7 +54,7 @@ def site_of_decoder(config: ModelConfig) -> int:
 
 
 def whole_layers(config: ModelConfig) -> list[str]:
-    """Returns the names of the layers that always compute all rows of a span."""
+    """Returns the names of the layers that always compute every row of a span."""
     n_layers = config.num_hidden_layers
     is_read_whole = config.representation.pooling == "mean" or config.skip_from == n_layers
     n_whole = n_layers if is_read_whole else n_layers - 1
@@ -74,11 +74,10 @@ class CondenserOutput(NamedTuple):
 
 
 class Condenser(nn.Module):
-    """Backbone, Condenser head and the MLM projection they share.
+    """A backbone, a Condenser head and the MLM projection that they share.
 
-    Only rows that are used are computed. The last layer of the backbone is computed at CLS, with
-    `late_mlm` also at the masked positions, and everywhere for a mean. The last layer of the head
-    is computed at the masked positions.
+    Only rows that are needed are computed: in the backbone's last layer, CLS, with `late_mlm` also
+    the masked positions, and all rows for a mean; in the head's last layer, the masked positions.
     """
 
     config: ModelConfig
@@ -196,14 +195,14 @@ class Condenser(nn.Module):
         attention_mask_BxL: Shaped[Input, "B L"],
         prompt_lengths_B: Int[Input, " B"] | None,
     ) -> Shaped[Input, "B L"]:
-        """Returns the mask without the tokens that the vector is not made of."""
+        """Returns the mask restricted to the tokens that are pooled."""
         if self.config.representation.include_prompt or prompt_lengths_B is None:
             return attention_mask_BxL
         follows_BxL = jnp.arange(attention_mask_BxL.shape[1])[None] >= prompt_lengths_B[:, None]
         return attention_mask_BxL * follows_BxL
 
     def _pooled_rows(self, pooled_mask_BxL: Shaped[Input, "B L"]) -> Int[Array, "B 1"] | None:
-        """Returns the rows of the last layer that the vector is made of; None for all."""
+        """Returns the rows of the last layer that are pooled; None for all."""
         representation = self.config.representation
         if representation.pooling == "mean":
             return None
@@ -257,7 +256,7 @@ class Condenser(nn.Module):
         return self._final(early_BxLxD), self._final(late_BxQxD)
 
     def _position_bias(self, length: int) -> Float32[Array, "N L L"] | None:
-        """Returns what all layers add to attention's logits, in families that have it."""
+        """Returns the bias that all layers add to attention's logits, in families that have one."""
         return self.relative_bias(length) if self.config.backbone.relative_bias else None
 
     def _final(self, hidden_BxSxD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
@@ -272,6 +271,6 @@ def init_params(model_config: ModelConfig, seed: int) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _init(model_config: ModelConfig, key: Array) -> Any:
-    """Draws the parameters; a module's own function, for what it is compiled to is kept."""
+    """Draws the parameters; at module level, so that its compiled form is cached."""
     one = jnp.zeros((1, 2), jnp.int32)
     return Condenser(model_config).init(key, one, one, one)["params"]

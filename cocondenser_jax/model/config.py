@@ -1,4 +1,4 @@
-"""The shape of a Condenser. Names are those of Hugging Face's `config.json` where it has one."""
+"""The shape of a Condenser. Names follow Hugging Face's `config.json` where it has one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ SIZES = (  # that every `config.json` holds
     "max_position_embeddings",
 )
 _SIZE = (1, 10_000_000)  # published ones are far below
-# The least and the most that a number may be; those that are settings are declared with them.
+# Minimum and maximum of each number; numbers that are settings declare theirs.
 BOUNDS: dict[str, tuple[float, float]] = {
     "vocab_size": _SIZE,
     "hidden_size": _SIZE,
@@ -144,7 +144,7 @@ class ModelConfig:
 
     @property
     def backbone(self) -> Backbone:
-        """What the backbone's family is."""
+        """The backbone's family."""
         return BACKBONES[self.model_type]
 
     @property
@@ -159,22 +159,22 @@ class ModelConfig:
 
     @property
     def vector_size(self) -> int:
-        """How many dimensions a vector has."""
+        """The number of dimensions of a vector."""
         return self.representation.vector_size(self.hidden_size)
 
     @property
     def longest_text(self) -> int:
-        """The longest text, in tokens, that the vectors are made of: at most `max_length`."""
+        """The longest text, in tokens, that is encoded: at most `max_length`."""
         return min(self.representation.max_length or self.max_length, self.max_length)
 
     def require_tokenizer(self, name: object, n_ids: int, pad_id: int) -> None:
         """Raises a UserError if the network would misread this tokenizer's output.
 
         There may be more word embeddings than tokens: published tables are padded to a multiple,
-        and multilingual MiniLM has 250,037 for the 250,002 tokens of XLM-R. Padding is the
-        tokenizer's to say, for no network here looks at it, but for one thing: where positions
-        start after `pad_token_id`, transformers counts all other tokens, padding too if it is
-        another one.
+        and multilingual MiniLM has 250,037 for the 250,002 tokens of XLM-R. The padding token is
+        the tokenizer's choice, with one exception: if positions start after `pad_token_id`,
+        transformers counts all tokens except that one, so a different padding token would be
+        counted too.
 
         Args:
           name: of the tokenizer, for the message.

@@ -1,8 +1,8 @@
-"""Dropout that depends on a seed and an element's place, and on nothing else.
+"""Dropout that depends only on a seed and an element's position.
 
 A hash of the span's seed, the site in the network, the row and the column decides whether an
-element is kept. So a mask does not depend on the other spans of a batch, the requested rows, the
-padding or the device: two passes over batches cut differently agree. JAX's own generator could do
+element is kept. A mask therefore does not depend on the other spans of a batch, the requested rows,
+the padding or the device, and two passes with different chunks agree. JAX's own generator could do
 this with a key per row, but unrolled at some forty sites it takes most of the compile time for a
 TPU.
 """
@@ -19,7 +19,7 @@ def fold_in(
     seeds: UInt32[Input, "..."] | None,
     numbers: Shaped[Input, "..."] | int,
 ) -> UInt32[Array, "..."] | None:
-    """Returns seeds (uint32) of numbered parts, None (no dropout) for None.
+    """Returns seeds (uint32) for numbered parts; None (no dropout) for None.
 
     Shapes broadcast from the left: further axes of the numbers are the parts of each seed.
     """
@@ -27,7 +27,7 @@ def fold_in(
         return None
     numbers = jnp.asarray(numbers).astype(jnp.uint32)
     seeds = seeds.reshape(seeds.shape + (1,) * (numbers.ndim - seeds.ndim))
-    return _mix(seeds + (numbers + 1) * jnp.uint32(_GOLDEN))  # + 1, for _mix(0) is 0
+    return _mix(seeds + (numbers + 1) * jnp.uint32(_GOLDEN))  # + 1, because _mix(0) is 0
 
 
 def dropout(
@@ -38,8 +38,8 @@ def dropout(
 ) -> Float[Array, "*rows D"]:
     """Zeroes elements of `x` with probability `rate`, and scales the others by 1 / (1 - rate).
 
-    There is one seed (uint32) for each row along the last axis of `x`; None is for no dropout.
-    `columns` are the numbers of the elements, of as many axes as `x`; None: 0, 1, ... in each row.
+    There is one seed (uint32) for each row along the last axis of `x`; None means no dropout.
+    `columns` numbers the elements and has as many axes as `x`; None: 0, 1, ... in each row.
     """
     if seeds is None or rate == 0.0:
         return x

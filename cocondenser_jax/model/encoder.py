@@ -23,7 +23,7 @@ from cocondenser_jax.model.joint import attend_jointly
 from cocondenser_jax.model.products import float32_product
 from cocondenser_jax.model.sum_norm import NormSettings, add_and_normalize
 
-_FARTHEST = 128  # tokens: from there on all distances share a bucket of the relative bias
+_FARTHEST = 128  # tokens: longer distances share one bucket of the relative bias
 
 
 def take_rows(
@@ -41,14 +41,14 @@ def dense(
     """A linear map with BERT's initialization, to be called on arrays of any rank.
 
     It multiplies flat matrices: on a CPU the gradient of a batched product is slower, and on a TPU
-    the reshapes are free, unless the result is then cut into attention heads (see `_attend`).
+    the reshapes are free, unless the result is then split into attention heads (see `_attend`).
     """
     layer = nn.Dense(features, name=name, **_linear(config, dtype))
     return lambda x: layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], features)
 
 
 def _linear(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
-    """Returns what all linear maps of a network have in common."""
+    """Returns the arguments that all linear maps of a network share."""
     init = nn.initializers.normal(config.initializer_range)
     return {"use_bias": config.backbone.biases, "dtype": dtype, "kernel_init": init}
 
@@ -57,8 +57,8 @@ def _linear(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """BERT's exact GELU, computed in float32, because `1 + erf` cancels for negative arguments.
 
-    XLA evaluates erf several times faster than erfc. The gradient computes it a second time, rather
-    than keep three float32 arrays of the inner layer.
+    XLA evaluates erf several times faster than erfc. The gradient recomputes it instead of storing
+    three float32 arrays of the inner layer.
     """
     x32 = x.astype(jnp.float32)
     return (0.5 * x32 * (1.0 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
@@ -71,7 +71,7 @@ def layer_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -
 
 
 class SumNorm(nn.Module):
-    """LayerNorm of a residual sum by the kernel of a GPU, with the parameters of `layer_norm`."""
+    """LayerNorm of a residual sum in a GPU kernel, with the parameters of `layer_norm`."""
 
     config: ModelConfig
 
@@ -96,13 +96,13 @@ class SumNorm(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word + position + token type 0, normalized; without those that a family does not have."""
+    """The normalized sum of the family's embeddings: word, position, token type 0."""
 
     config: ModelConfig
     dtype: jnp.dtype
 
     def setup(self) -> None:
-        """Creates the tables; that of words is shared with the MLM projection."""
+        """Creates the tables; the MLM projection shares the word embeddings."""
         config = self.config
         init = nn.initializers.normal(config.initializer_range)
         size = config.hidden_size
@@ -138,8 +138,8 @@ class Embeddings(nn.Module):
 def distance_buckets(distances_D: np.ndarray, n_buckets: int) -> np.ndarray:
     """Returns the bucket of each signed distance, in tokens, from a query to a key.
 
-    As T5's (Raffel et al., arXiv 1910.10683, section 2.1) with both directions: half of the buckets
-    are for keys that follow the query. Half of those have one distance each, and the others grow
+    As in T5 (Raffel et al., arXiv 1910.10683, section 2.1), bidirectional: half of the buckets are
+    for keys after the query. Half of these hold a single distance each; the others grow
     geometrically up to 128 tokens.
     """
     n_each_way = n_buckets // 2
@@ -153,7 +153,7 @@ def distance_buckets(distances_D: np.ndarray, n_buckets: int) -> np.ndarray:
 
 
 class RelativeBias(nn.Module):
-    """What attention's logits gain by the distance of two tokens, for each head.
+    """The bias of the attention logits for the distance of two tokens, per head.
 
     All layers share it (Song et al., arXiv 2004.09297).
     """
@@ -171,21 +171,21 @@ class RelativeBias(nn.Module):
         # One entry for each distance, the negative ones last, as in Python's indices.
         distances_D = (np.arange(2 * length) + length) % (2 * length) - length
         bias_NxD = table_KxN[distance_buckets(distances_D, n_buckets)].T
-        # Cut into rows that are one shorter than what repeats, each row begins one entry earlier
-        # than the one above. So the gradient needs no scatter over all pairs of tokens.
+        # Cut into rows one entry shorter than the repeated part, so each row begins one entry
+        # earlier than the row above. The gradient then needs no scatter over all pairs of tokens.
         rows_NxS = jnp.tile(bias_NxD, (1, length))[:, : length * (2 * length - 1)]
         return rows_NxS.reshape(n_heads, length, 2 * length - 1)[:, :, :length]
 
 
 def joined_zeros(config: ModelConfig) -> dict[str, jax.Array]:
-    """Returns zeros for what a kernel's layer has in place of `query`, `key` and `value`."""
+    """Returns zeros for the joint map that a kernel reads instead of `query`, `key` and `value`."""
     size = config.hidden_size
     zeros = {"kernel": jnp.zeros((size, 3 * size))}
     return zeros | ({"bias": jnp.zeros(3 * size)} if config.backbone.biases else {})
 
 
 def attention_of(config: ModelConfig, number: int | None) -> AttentionSettings:
-    """Returns what the attention of a layer computes; its number is as in `TransformerLayer`."""
+    """Returns the settings of a layer's attention; its number is that of `TransformerLayer`."""
     is_local = config.attends_locally(number)
     base = config.local_rope_theta if is_local else config.global_rope_theta
     return AttentionSettings(
@@ -200,11 +200,12 @@ class TransformerLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual sum and LayerNorm.
 
     `number` is that of a layer of the backbone, from 0, and None in the head. In families with
-    local attention, it decides whether the layer is local. Where LayerNorm comes first, layer 0 has
-    none before its attention: the embeddings have just been normalized.
+    local attention, it decides whether the layer is local. If LayerNorm comes first, layer 0 has
+    none before its attention: the embeddings are already normalized.
 
-    `attention` says what computes it: `xla`, or the kernel of a `gpu` or a `tpu`, for all rows. The
-    kernel's layer has one matrix for queries, keys and values, see `layout.lay_out`.
+    `attention` selects the implementation: `xla`, or the `gpu` or `tpu` kernel, which computes all
+    rows. A layer with a kernel has a single matrix for queries, keys and values, see
+    `layout.lay_out`.
     """
 
     config: ModelConfig
@@ -223,9 +224,9 @@ class TransformerLayer(nn.Module):
     ) -> Float[Array, "B Q D"]:
         """Returns `hidden_BxQxD`, the layer's output at the requested rows, or at all for None.
 
-        Keys and values are those of the whole span either way, so a row's values do not depend on
-        which are requested. The mask is true (or 1) at tokens; `seeds_B` is one dropout seed per
-        span (uint32), or None; `bias_NxLxL` is that of `RelativeBias`, in families that have one.
+        Keys and values always come from the whole span, so a row does not depend on which rows are
+        requested. The mask is true (or 1) at tokens; `seeds_B` is one dropout seed per span
+        (uint32), or None; `bias_NxLxL` is that of `RelativeBias`, in families that have one.
         """
         config = self.config
         norm = functools.partial(layer_norm, config, self.dtype)
@@ -239,7 +240,7 @@ class TransformerLayer(nn.Module):
             site: int,
             name: str | None = None,
         ) -> Float[Array, "B Q D"]:
-            """Returns the sum with dropout of the branch; with a name, through its LayerNorm."""
+            """Returns the residual sum with dropout; with a name, through that LayerNorm."""
             seeds_BxQ = fold_in(fold_in(seeds_B, site), numbers_BxQ)
             if name and self.attention == "gpu":
                 return SumNorm(config, name=name)(residual_BxQxD, branch_BxQxD, seeds_BxQ)
@@ -287,8 +288,8 @@ class TransformerLayer(nn.Module):
     ) -> Float[Array, "B Q D"]:
         """Returns `attended_BxQxD`: multi-head attention of rows to the tokens of their span.
 
-        Queries, keys and values are made with the tokens as their last axis: so a TPU multiplies
-        them, and copies none of them.
+        Queries, keys and values have the tokens as their last axis, so a TPU multiplies them
+        without copies.
         """
         config = self.config
         n_spans = len(read_BxLxD)
@@ -359,12 +360,12 @@ class MaskedLMHead(nn.Module):
     def __call__(
         self, hidden_BxMxD: Float[Array, "B M D"], words_VxD: Float[Input, "V D"]
     ) -> Float32[Array, "B M V"]:
-        """Returns `logits_BxMxV`, float32, for rows, with `words_VxD` as the output matrix."""
+        """Returns float32 `logits_BxMxV` of rows, with `words_VxD` as the output matrix."""
         config = self.config
         hidden_BxMxD = gelu(dense(config, config.hidden_size, self.dtype, "dense")(hidden_BxMxD))
         hidden_BxMxD = layer_norm(config, self.dtype, "norm")(hidden_BxMxD)
         bias_V = self.param("bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        # Flat, because a TPU would pad each span's few rows to a multiple of eight.
+        # Flat, because a TPU would pad the few rows of each span to a multiple of eight.
         flat_SxD = hidden_BxMxD.reshape(-1, config.hidden_size)
         # Summed in float32: at a bias of -14, bfloat16 has a spacing of 1/16.
         logits_SxV = float32_product("sd,vd->sv", flat_SxD, words_VxD.astype(self.dtype))

@@ -1,14 +1,14 @@
 """Floating-point operations of a forward pass, counted from the shapes: two per multiply-add.
 
-Only matrix products are counted, as usual, and only of rows that are computed. Training costs three
-times the forward pass: one for the pass and two for its gradient.
+As usual, only matrix products are counted, and only for rows that are computed. Training costs
+three times the forward pass: one for the pass and two for its gradient.
 """
 
 from cocondenser_jax.model.config import ModelConfig
 
 
 def encode_flops(config: ModelConfig, length: int) -> int:
-    """Returns the operations for the vector of one span of `length` tokens with padding."""
+    """Returns the operations for encoding one span of `length` tokens, padding included."""
     return _backbone(config, length, rows=1) + _dense(config)
 
 
@@ -28,7 +28,7 @@ def forward_flops(config: ModelConfig, length: int, n_masked: int) -> int:
 
 
 def prediction_flops(config: ModelConfig) -> int:
-    """Returns the operations of the MLM projection of one row."""
+    """Returns the operations of the MLM projection for one row."""
     return 2 * config.hidden_size * (config.hidden_size + config.vocab_size)
 
 

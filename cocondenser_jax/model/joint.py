@@ -1,4 +1,4 @@
-"""Attention of all rows from one product of queries, keys and values: by a kernel, or by XLA.
+"""Attention of all rows from a joint product of queries, keys and values, in a kernel or in XLA.
 
 Shapes as in `attention.py`; D is the hidden size.
 """
@@ -26,10 +26,10 @@ def attend_jointly(
     settings: AttentionSettings,
     platform: str,
 ) -> Float[Array, "B L D"]:
-    """Returns `context_BxLxD`: attention of all tokens of each span to those that the mask shows.
+    """Returns `context_BxLxD`: attention of all tokens of each span to its unmasked tokens.
 
     Args:
-      product_BxLx3D: queries, keys and values of all heads, without biases and not scaled.
+      product_BxLx3D: queries, keys and values of all heads, without biases and unscaled.
       bias_3D: theirs; None for none.
       mask_BxL: true (or 1) at tokens.
       seeds_BxN: of dropout, see `attention.head_seeds`; None for none.
@@ -57,7 +57,7 @@ def attend_jointly_by_xla(
     seeds_BxN: UInt32[Array, "B N"] | None,
     settings: AttentionSettings,
 ) -> Float[Array, "B L D"]:
-    """Returns what `attend_jointly` does, as three linear maps would have it."""
+    """Returns the same as `attend_jointly`, computed like three separate linear maps."""
     n_spans, length, size_3 = product_BxLx3D.shape
     joined_BxLx3D = _with_bias(product_BxLx3D, bias_3D)
     parts = joined_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)

@@ -1,13 +1,13 @@
 """Attention of whole spans in one kernel: by Triton on a GPU, by Mosaic on a TPU.
 
-A program computes a span's attention in one head (on a TPU in as many as fill 128 lanes): all
-scores, softmax, dropout and the product with the values. The program of the gradient computes them
-again. So nothing is kept between the two, and no square array is written. The dropout masks are
-drawn in place, the same to the bit as those of `dropout.dropout`.
+A program computes a span's attention in one head (on a TPU in as many heads as fill 128 lanes): all
+scores, softmax, dropout and the product with the values. The program of the gradient recomputes
+them, so nothing is stored between the two, and no square array is written. Dropout masks are
+computed in place and equal those of `dropout.dropout` bit for bit.
 
-Queries, keys and values are read from one array of B x L x 3D, as a single product makes it. The
-kernels add the biases, and give the sums of their gradients, for which XLA would read the array
-again. They round where `attention.attend` does.
+Queries, keys and values are read from one array of B x L x 3D, the result of a single product. The
+kernels add the biases and return the sums of their gradients, for which XLA would read the array
+again. They round in the same places as `attention.attend`.
 
 Shapes: B spans, L tokens, D hidden size, N heads, H size of a head, P heads of a program, R rows of
 a block that holds all tokens.
@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, Float32, Shaped, UInt32
 from cocondenser_jax.model.attention import AttentionSettings
 from cocondenser_jax.model.dropout import Input, fold_in, keeps
 
-LEAST = float(np.finfo(np.float32).min)  # the score of what is not visible, as in `attend`
+LEAST = float(np.finfo(np.float32).min)  # the score of a masked token, as in `attend`
 _LANES = 128  # of a TPU's registers
 _WARPS = 8  # with 4 or 16, registers spill on an H100
 GPU_LENGTH = 128  # tokens; beyond, a square of scores fills the registers of a multiprocessor
@@ -45,12 +45,12 @@ def fills_lanes(n_heads: int, size: int) -> bool:
 
 
 class Head(NamedTuple):
-    """What a program computes beside its arrays."""
+    """The settings of a program."""
 
     n_heads: int
     rate: float  # of dropout; 0 for none
-    scale: float  # what queries are divided by
-    kept: float  # what the weights that are kept are divided by
+    scale: float  # divisor of the queries
+    kept: float  # divisor of the weights that dropout keeps
 
 
 def attend_whole(
@@ -61,7 +61,7 @@ def attend_whole(
     settings: AttentionSettings,
     platform: str,
 ) -> Float[Array, "B L D"]:
-    """Returns what `joint.attend_jointly` does, where there are biases, for spans of a program."""
+    """Returns what `joint.attend_jointly` does, with biases, for spans that fit one program."""
     n_heads, rate = settings.n_heads, settings.rate
     n_spans = product_BxLx3D.shape[0]
     dtype = product_BxLx3D.dtype
@@ -107,7 +107,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _context(
     head: Head, parts: list[jax.Array], visible_1xR: jax.Array, kept_RxR: jax.Array | None
 ) -> Float[Array, "R H"]:
-    """Returns what the tokens of a span see in one head; the parts are those of `_read_parts`."""
+    """Returns one head's attention output for a span; the parts come from `_read_parts`."""
     query_RxH, key_RxH, value_RxH = parts
     weights_RxR = _softmax(query_RxH, key_RxH, visible_1xR).astype(value_RxH.dtype)
     weights_RxR = drop(weights_RxR, kept_RxR, head.kept)
@@ -141,7 +141,7 @@ def _softmax(query_RxH: jax.Array, key_RxH: jax.Array, visible_1xR: jax.Array) -
 
 
 def drop(x_RxC: jax.Array, kept_RxC: jax.Array | None, share: float) -> jax.Array:
-    """Returns numbers, or their gradient, with dropout: the kept ones by `share`; None for all."""
+    """Applies dropout to numbers or their gradient: divides kept ones by `share`; None: all."""
     if kept_RxC is None:
         return x_RxC
     # In float32, as XLA divides: Triton has no division in bfloat16.
@@ -155,7 +155,7 @@ def rounded(number: float, dtype: Any) -> float:
 
 
 def _kept(head: Head, seed: jax.Array, n_rows: int) -> Bool[Array, "R R"] | None:
-    """Returns which weights dropout keeps, as `dropout.dropout` decides it for a head's seed."""
+    """Returns which weights dropout keeps: the same as `dropout.dropout` with a head's seed."""
     if not head.rate:
         return None
     rows_Rx1 = jax.lax.broadcasted_iota(jnp.int32, (n_rows, n_rows), 0)
@@ -182,8 +182,8 @@ def _scaled(head: Head, parts: list[jax.Array], biases: list[jax.Array]) -> list
     return [(query_RxH.astype(jnp.float32) / head.scale).astype(dtype), key_RxH, value_RxH]
 
 
-# On a GPU: programs for spans and heads. The block of a program has as many rows as the next power
-# of two; what is beyond the length is not read, and seen by no row.
+# On a GPU: programs for spans and heads. A program's block is padded to the next power of two rows;
+# rows beyond the length are not read, and no row attends to them.
 
 
 def _gpu_parts(
@@ -223,7 +223,7 @@ def _gpu_backward_program(*refs: Any, head: Head, length: int) -> None:
     gradients = _gradients(head, parts, visible_1xR, kept_RxR, cotangent_RxH)
     for i, by_part_RxH in enumerate(gradients):
         rounded_RxH = by_part_RxH.astype(by_product_ref.dtype)
-        at_part = by_product_ref.at[:, jnp.int32(i), :]  # interpreted, it takes no plain integer
+        at_part = by_product_ref.at[:, jnp.int32(i), :]  # the interpreter rejects a plain integer
         triton.store(at_part, rounded_RxH, mask=is_token_RxH)
         by_bias_ref[i, :] = jnp.sum(by_part_RxH, axis=0)
 
@@ -259,7 +259,8 @@ def _gpu_rows(length: int) -> int:
 def _gpu_call(program: Callable, head: Head, arrays: tuple[jax.Array, ...], name: str) -> Any:
     """Runs a program for each span and head; the arrays are those of `attend_whole`'s kernel.
 
-    With a cotangent as the last, it gives the gradients of product and biases, else the context.
+    With a cotangent as the last array, it returns the gradients of product and biases, otherwise
+    the context.
     """
     product_BxLx3D, bias_3D, mask_BxL, seeds_BxN, *cotangents = arrays
     n_spans, length, size_3 = product_BxLx3D.shape
@@ -303,7 +304,7 @@ def _gpu_backward(head: Head, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]
 def _tpu_heads(
     head: Head, refs: tuple[Any, ...], size: int
 ) -> list[tuple[slice, list[jax.Array], jax.Array, jax.Array | None]]:
-    """Returns of each head of a program its lanes, parts, what is visible, and what is kept."""
+    """Returns for each head of a program its lanes, its parts, and what is visible and kept."""
     seeds_ref, *product_refs = refs[:4]
     bias_refs, mask_ref = refs[4:7], refs[7]
     span, group = pl.program_id(0), pl.program_id(1)

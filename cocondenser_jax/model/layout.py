@@ -1,7 +1,7 @@
-"""The parameters as a device multiplies them, which is not as a checkpoint has them.
+"""The parameters as a device multiplies them, which differs from a checkpoint's layout.
 
-A layout is chosen for a machine and a batch. `lay_out` is linear: a gradient in the layout is taken
-back to the checkpoint's parameters by its transpose, once a step.
+A layout is chosen for a machine and a batch. `lay_out` is linear: its transpose, applied once a
+step, turns a gradient in this layout into one of the checkpoint's parameters.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _JOINED = ("query", "key", "value")
 
 
 class Layout(NamedTuple):
-    """The default is that of a checkpoint."""
+    """How parameters are laid out; the default is a checkpoint's layout."""
 
     attention: str = "xla"  #: or the kernel of a `gpu` or a `tpu`: its layers join three matrices
     vocabulary: int = 1  #: the word embeddings are padded to a multiple of this
@@ -26,7 +26,7 @@ class Layout(NamedTuple):
 
 
 def why_no_kernel(config: ModelConfig, platform: str, length: int) -> str:
-    """Returns why no kernel of a platform computes a model's attention, "" if one does."""
+    """Returns why no kernel of a platform can compute a model's attention; "" if one can."""
     size = config.hidden_size // config.num_attention_heads
     backbone = config.backbone
     if platform not in ("gpu", "tpu"):
@@ -80,7 +80,7 @@ def _join(layer: Any) -> Any:
 
 
 def round_maps(params: Any, dtype: str) -> Any:
-    """Returns matrices and biases of the layers' linear maps in a dtype, None for all others.
+    """Returns the layers' matrices and biases in a dtype, and None for all other parameters.
 
     Each is used once in a forward pass, so the float32 sums of gradients stay what they are.
     """

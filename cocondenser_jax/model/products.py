@@ -10,10 +10,10 @@ import jax.numpy as jnp
 def float32_product(subscripts: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Returns `jnp.einsum` of two arrays of one dtype, summed and kept in float32.
 
-    It takes products whose every axis is in two of the three arrays, with `->`. The gradient
-    multiplies in that dtype again, as every other product does. Without this rule the cotangent's
-    float32 would make both of its products float32 ones: on a GPU at half the speed, and from
-    copies of both arrays in float32. A TPU rounds what it multiplies either way.
+    Every axis must occur in exactly two of the three arrays, and the subscripts must contain `->`.
+    The gradient multiplies in that dtype too, like all other products. Without this rule the
+    float32 cotangent would turn both of its products into float32 ones, which run at half the speed
+    on a GPU and copy both arrays to float32. A TPU rounds the operands either way.
     """
     return jnp.einsum(subscripts, left, right, preferred_element_type=jnp.float32)
 

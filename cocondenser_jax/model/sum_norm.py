@@ -1,9 +1,9 @@
-"""LayerNorm of a residual sum, with the sum and its dropout, in one kernel of a GPU by Triton.
+"""A residual sum, its dropout and its LayerNorm in one Triton kernel for GPUs.
 
-XLA reads the sum again for its statistics, its normalized rows, and the gradients of scale and
-bias. A program reads each row once, keeps it in registers, and for the gradient adds up the columns
-of its rows on the way. The dropout masks are drawn in place, the same to the bit as those of
-`dropout.dropout`.
+XLA reads the sum again for the statistics, the normalized rows, and the gradients of scale and
+bias. A program here reads each row once and keeps it in registers; for the gradient it also
+accumulates the columns of its rows. Dropout masks are computed in place and equal those of
+`dropout.dropout` bit for bit.
 
 Shapes: N rows of all spans, D hidden size, R rows of a group, P columns: D, as a power of two; G
 programs of the gradient.
@@ -27,7 +27,7 @@ _WARPS = 4
 
 
 class NormSettings(NamedTuple):
-    """What a kernel computes beside its arrays."""
+    """The settings of a kernel."""
 
     epsilon: float
     rate: float = 0.0  # of dropout
@@ -44,7 +44,7 @@ def add_and_normalize(
 
     Args:
       hidden_BxLxD: the residual.
-      branch_BxLxD: what a layer's attention or feed-forward adds, of the same dtype.
+      branch_BxLxD: the output of a layer's attention or feed-forward, of the same dtype.
       weights: scale and bias of LayerNorm; None for no bias.
       seeds_BxL: of the rows' dropout; None for none.
       settings: of LayerNorm and dropout.
@@ -132,7 +132,7 @@ class _Blocks:
 
 
 class _Group(NamedTuple):
-    """What a program has of a group of rows."""
+    """A program's values for a group of rows."""
 
     at: Any  # where they are in its blocks
     is_inside_RxP: jax.Array
@@ -147,7 +147,7 @@ def _read_group(
     settings: NormSettings,
     shape: tuple[int, ...],
 ) -> _Group:
-    """Reads a group of rows; `place` is the number of its program, and its own in that."""
+    """Reads a group of rows; `place` is the number of its program, and its number within that."""
     hidden_ref, branch_ref, _, _, seeds_ref = refs
     n_rows, n_columns = hidden_ref.shape
     program, group = place
@@ -174,7 +174,7 @@ def _read_group(
 
 
 def _share(settings: NormSettings, dtype: Any) -> float:
-    """Returns what the elements that dropout keeps are divided by."""
+    """Returns the divisor of the elements that dropout keeps."""
     return rounded(1.0 - settings.rate, dtype)
 
 

@@ -1,4 +1,4 @@
-"""What is done to vectors after the pooling, as functions of arrays; of N vectors, D numbers each.
+"""Operations on pooled vectors, as functions of arrays: N vectors of D dimensions.
 
 All compute in float32. `representation.Representation` names those that a model has.
 """
@@ -22,15 +22,15 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def to_unit_length(vectors_NxD: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Scales vectors to length 1; one of length 0 stays."""
+    """Scales vectors to length 1; a zero vector stays zero."""
     squares_Nx1 = jnp.sum(jnp.square(vectors_NxD), axis=1, keepdims=True)
     return vectors_NxD * jax.lax.rsqrt(jnp.maximum(squares_Nx1, 1e-24))
 
 
 def cut(vectors_NxD: Float[Array, "N D"], size: int, similarity: Similarity) -> Float[Array, "N E"]:
-    """Returns the first E = `size` numbers of vectors, at length 1 where these are compared so.
+    """Truncates vectors to E = `size` dimensions, and normalizes them again if the model does.
 
-    Vectors of such parts are Matryoshka representations (Kusupati et al., arXiv 2205.13147).
+    This is how Matryoshka representations are used (Kusupati et al., arXiv 2205.13147).
     """
     if size == vectors_NxD.shape[1]:
         return vectors_NxD

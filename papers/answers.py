@@ -27,7 +27,6 @@ from cocondenser_jax.retriever.data.folder import read_named
 from cocondenser_jax.retriever.data.ranking import (
     Metrics,
     check_results,
-    longest_ranking,
     mean_over_queries,
     warn_of_cutoffs,
 )
@@ -77,7 +76,7 @@ def answer_accuracy(
     """
     answered = {question: texts for question, texts in answers.items() if texts}
     check_results(run, answered, "answered")
-    warn_of_cutoffs({"the run": longest_ranking(run)}, {f"Accuracy@{k}": k for k in top_k})
+    warn_of_cutoffs("the run", run, {f"Accuracy@{k}": k for k in top_k})
     text_of = functools.cache(lambda passage: prepare(passages[passage]))
     per_query = {}
     for question, texts in answered.items():

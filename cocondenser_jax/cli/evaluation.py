@@ -61,13 +61,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
     from cocondenser_jax.retriever.compare.changes import Judged
     from cocondenser_jax.retriever.compare.rankings import measure
     from cocondenser_jax.retriever.data.folder import read_queries, read_texts, require_known
-    from cocondenser_jax.retriever.data.ranking import (
-        cutoffs_of,
-        longest_ranking,
-        metric_name,
-        require_results,
-        warn_of_cutoffs,
-    )
+    from cocondenser_jax.retriever.data.ranking import metric_name, parse_metric, require_results
     from cocondenser_jax.retriever.data.same_text import warn_of_copies
     from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
     from cocondenser_jax.retriever.data.trec import read_qrels, read_run
@@ -75,7 +69,8 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
     if data:
         from cocondenser_jax.retriever.compare.report import write_changes
     names = [name.strip() for name in metric.split(",")]
-    cutoffs = cutoffs_of(names)  # a mistake need not wait for the runs
+    for name in names:  # a mistake need not wait for the runs
+        parse_metric(name)
     judgments = read_qrels(qrels)
     runs = {path: read_run(path) for path in (run, compare_with) if path is not None}
     if compare_with is not None:
@@ -88,7 +83,6 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
         )
         for path, each in runs.items()
     }
-    warn_of_cutoffs({str(path): longest_ranking(each) for path, each in runs.items()}, cutoffs)
     after = rankings[run].metrics
     result: dict[str, Any] = {**after}
     if compare_with is None:

@@ -472,14 +472,11 @@ ARRIVES = {
             "measure.name": "a",
             "measure.source": "a",
             "measure.run": "read_run(a)",
-            "longest_ranking.run": "read_run(a)",
-            "warn_of_cutoffs.longest": {"a": "longest_ranking(read_run(a))"},
         },
         "--qrels=q": {"read_qrels.path": "q", "measure.qrels": "read_qrels(q)"},
         "--metric=AP,P@5": {
-            "cutoffs_of.metrics": ["AP", "P@5"],
+            "parse_metric.name": ["AP", "P@5"],
             "measure.metrics": ["AP", "P@5"],
-            "warn_of_cutoffs.cutoffs": "cutoffs_of(['AP', 'P@5'])",
         },
         "--compare_with=b": {
             "read_run.path": ["run", "b"],
@@ -495,11 +492,6 @@ ARRIVES = {
                 ["MRR@10", "Recall@100", "nDCG@10"],
             ],
             "measure.ignore_identical_ids": [False, False],
-            "longest_ranking.run": ["read_run(run)", "read_run(b)"],
-            "warn_of_cutoffs.longest": {
-                "run": "longest_ranking(read_run(run))",
-                "b": "longest_ranking(read_run(b))",
-            },
             "compare.per_query": "measure(run).metrics.__getitem__()",
             "compare.other": "measure(b).metrics.__getitem__()",
         },

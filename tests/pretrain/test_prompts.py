@@ -212,7 +212,7 @@ def test_the_probe_measures_the_vectors_of_queries_and_passages(
     monkeypatch.setattr(probe, "measure_vectors", noted)
     searched = []
     monkeypatch.setattr(
-        "cocondenser_jax.retriever.data.probe.measure_run",
+        "cocondenser_jax.retriever.data.probe.evaluate_run",
         lambda qrels, run, metrics: searched.append(run) or {"mean": {}},
     )
     probing = {

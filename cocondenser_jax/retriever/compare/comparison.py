@@ -28,7 +28,6 @@ from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_te
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, timed
 from cocondenser_jax.retriever.compare.trial import STARTED, Trial
 from cocondenser_jax.retriever.data.folder import read_asked, read_split
-from cocondenser_jax.retriever.data.ranking import cutoffs_of, longest_ranking, warn_of_cutoffs
 from cocondenser_jax.retriever.data.same_text import Texts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import Qrels, read_run, write_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
@@ -119,10 +118,8 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
     """
     _, qrels = read_split(trial.data, trial.split)
     measured = []
-    longest = {}
     for ranking in rankings:
         run = read_run(ranking.source)
-        longest[ranking.name] = longest_ranking(run)
         found = measure(
             ranking.name,
             ranking.source,
@@ -132,7 +129,6 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
             ignore_identical_ids=trial.ignore_identical_ids,
         )
         measured.append(ranking._replace(metrics=found.metrics, first=found.first))
-    warn_of_cutoffs(longest, cutoffs_of(trial.metrics))
     _warn_of_unjudged(measured, qrels)
     warn_of_copies({each.name: each.first for each in measured}, qrels, texts)
     return measured

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
-from cocondenser_jax.retriever.data.ranking import Metrics, measure_run
+from cocondenser_jax.retriever.data.ranking import Metrics, evaluate_run
 from cocondenser_jax.retriever.data.significance import (
     Comparison,
     compare,
@@ -64,7 +64,7 @@ def measure(
     ignore_identical_ids: bool = False,
 ) -> Ranking:
     """Measures a run; see `evaluate_run` for all arguments but its file."""
-    measured = measure_run(
+    measured = evaluate_run(
         qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
     )
     first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)

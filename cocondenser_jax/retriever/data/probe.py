@@ -11,7 +11,7 @@ import numpy as np
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data import folder as collection
 from cocondenser_jax.retriever.data.identical_ids import own_answers
-from cocondenser_jax.retriever.data.ranking import measure_run
+from cocondenser_jax.retriever.data.ranking import evaluate_run
 
 # From queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`.
 Encode = Callable[[Sequence[str], Sequence[tuple[str, str]]], tuple[np.ndarray, np.ndarray]]
@@ -59,8 +59,7 @@ def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode],
             best = np.argsort(-scores_P, kind="stable")[: _DEPTH + 1]
             found = [i for i in best if ids[i] != name or name in answers][:_DEPTH]
             run[name] = {ids[i]: float(scores_P[i]) for i in found}
-        # Without the warning of a cutoff beyond a few passages, which each probe would repeat.
-        mean = measure_run(qrels, run, [*SEARCH_METRICS])["mean"]
+        mean = evaluate_run(qrels, run, [*SEARCH_METRICS])["mean"]
         return {SEARCH_METRICS[metric]: value for metric, value in mean.items()}
 
     return search

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import ir_measures
 
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.retriever.data.identical_ids import (
     drop_identical_ids,
     require_other_answers,
@@ -59,23 +59,6 @@ def evaluate_run(
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
     """
-    cutoffs = cutoffs_of(metrics)
-    measured = measure_run(
-        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
-    )
-    warn_of_cutoffs({name: longest_ranking(run)}, cutoffs)
-    return measured
-
-
-def measure_run(
-    qrels: Qrels,
-    run: Run,
-    metrics: Sequence[str],
-    *,
-    ignore_identical_ids: bool = False,
-    name: str = "the run",
-) -> Metrics:
-    """Does what `evaluate_run` does, but for the warning of cutoffs, which several runs share."""
     if ignore_identical_ids:
         require_other_answers(qrels)
         run = drop_identical_ids(run)
@@ -83,6 +66,8 @@ def measure_run(
         warn_of_identical_ids({query: run.get(query, {}) for query in qrels}, qrels)
     measures = {metric_name(typed): parse_metric(typed) for typed in metrics}
     check_results(run, qrels, "judged", name)
+    cutoffs = {metric: measure.params.get("cutoff", 0) for metric, measure in measures.items()}
+    warn_of_cutoffs(name, run, cutoffs)
     # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
     by_rank = {
         query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
@@ -153,29 +138,15 @@ def check_results(run: Run, queries: Collection[str], having: str, name: str = "
         )
 
 
-def longest_ranking(run: Run) -> int:
-    """Returns how many results the query with the most has."""
-    return max(map(len, run.values()), default=0)
-
-
-def warn_of_cutoffs(longest: Mapping[str, int], cutoffs: Mapping[str, int]) -> None:
-    """Warns of metrics (name → cutoff) that are deeper than any ranking of a run.
-
-    `longest` is name → `longest_ranking`. Runs of one depth, as of few passages, share a line.
-    """
-    for depth in sorted({*longest.values()} - {0}):
-        if cut := [name for name, cutoff in cutoffs.items() if cutoff > depth]:
-            logger.warning(
-                "%s: no ranking is longer than %d, so %s stop%s there",
-                ", ".join(name for name, each in longest.items() if each == depth),
-                *(depth, ", ".join(cut), "s" if len(cut) == 1 else ""),
-            )
-
-
-def cutoffs_of(metrics: Sequence[str]) -> dict[str, int]:
-    """Returns the cutoff of each metric that has one, such as 10 of MRR@10."""
-    parsed = {name: parse_metric(name).params for name in metrics}
-    return {name: int(params["cutoff"]) for name, params in parsed.items() if "cutoff" in params}
+def warn_of_cutoffs(name: str, run: Run, cutoffs: Mapping[str, int]) -> None:
+    """Warns once of metrics (name → cutoff) that are deeper than any ranking of a run."""
+    depth = max(map(len, run.values()), default=0)
+    if depth and (cut := [metric for metric, cutoff in cutoffs.items() if cutoff > depth]):
+        stop = "stops" if len(cut) == 1 else "stop"
+        log_once(
+            logger,
+            f"{name}: no ranking is longer than {depth}, so {', '.join(cut)} {stop} there",
+        )
 
 
 def metric_name(typed: str) -> str:

@@ -1,1 +1,1 @@
-"""Machines that you do not have: what a training step needs on them, by their compilers."""
+"""What a training step needs on machines that you do not have, according to their compilers."""

@@ -1,6 +1,6 @@
-"""What the text of a compiled step says: its launches on a GPU, and what devices communicate.
+"""Reads the text of a compiled step: launches on a GPU, and communication between devices.
 
-The text is that of XLA in jaxlib 0.10.2 (GPUs) and libtpu 0.0.42 (TPUs).
+Written for the text of XLA in jaxlib 0.10.2 (GPUs) and libtpu 0.0.42 (TPUs).
 """
 
 import functools
@@ -8,8 +8,8 @@ import math
 import re
 from typing import NamedTuple
 
-# Instructions that start no kernel: they name, group and order what others compute. An exchange is
-# launched where it starts.
+# Instructions that launch no kernel: they name, group and order the results of others. A collective
+# counts as launched at its start.
 _NO_LAUNCH = {
     "all-gather-done",
     "all-reduce-done",
@@ -28,28 +28,30 @@ _NO_LAUNCH = {
 
 
 class Collective(NamedTuple):
-    """A collective operation of devices."""
+    """A collective operation between devices."""
 
     kind: str  # all-gather, all-reduce, ...
     dtype: str  # of its largest array, in XLA's notation: f32, bf16
-    n_bytes: int  # of the larger of what it reads and what it gives
+    n_bytes: int  # of the larger of its input and its output
 
 
 class Launch(NamedTuple):
-    """A kernel, a library call, a copy or a collective that a GPU is told to do."""
+    """A kernel, library call, copy or collective that is launched on a GPU."""
 
     kind: str  # cuBLAS, Triton, fusion, copy, ...
     name: str  # the place in the Python program, as JAX names it
-    arrays: list[tuple[str, tuple[int, ...]]]  # dtype and shape of what it writes
+    arrays: list[tuple[str, tuple[int, ...]]]  # dtype and shape of its output
     times: int  # a step
     reads: tuple[tuple[str, tuple[int, ...]], ...] = ()  # each array once
 
 
 class Launches(NamedTuple):
-    """What a step launches."""
+    """The launches of a step."""
 
     step: list[Launch]
-    chunks: list[list[Launch]]  # those of a chunk, for each loop over chunks in order: its passes
+    chunks: list[
+        list[Launch]
+    ]  # those of one chunk, for each loop over chunks in order (the passes)
 
 
 class _Instruction(NamedTuple):
@@ -66,7 +68,7 @@ def collectives(compiled_text: str) -> list[Collective]:
     for result, kind, start in re.findall(pattern + r"(-start)?\(", compiled_text):
         arrays = [(n_bytes(*array), array[0]) for array in arrays_of(result)]
         sides = [arrays]
-        if start and kind in ("all-gather", "reduce-scatter"):  # it names what it reads, too
+        if start and kind in ("all-gather", "reduce-scatter"):  # it also names its operands
             sides = [arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]]
         size = max(sum(size for size, _ in side) for side in sides)
         exchanges.append(Collective(kind, max(arrays)[1], size))
@@ -74,7 +76,7 @@ def collectives(compiled_text: str) -> list[Collective]:
 
 
 def arrays_of(result: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns dtype and shape of each array in the type of an instruction."""
+    """Returns the dtype and shape of each array in an instruction's type."""
     found = re.findall(r"(\w+)\[([\d,]*)\]", result)
     return [(dtype, tuple(int(n) for n in shape.split(",") if n)) for dtype, shape in found]
 
@@ -86,10 +88,10 @@ def n_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def find_launches(compiled_text: str) -> Launches:
-    """Returns what a step launches on a GPU, from its compiled text.
+    """Returns the launches of a step on a GPU, from its compiled text.
 
-    The body of a loop counts as often as it runs, and of the branches of a conditional the one that
-    writes most: a chunk of the full length.
+    A loop body counts as often as it runs; of a conditional, the branch that writes most counts: a
+    chunk of the full length.
     """
     computations = _read_computations(compiled_text)
 
@@ -123,12 +125,12 @@ def moved_bytes(launches: list[Launch]) -> int:
 
 
 def n_launches(launches: list[Launch]) -> int:
-    """Counts launches as often as they happen."""
+    """Counts launches, each as often as it happens."""
     return sum(launch.times for launch in launches)
 
 
 def _read_computations(compiled_text: str) -> dict[str, list[_Instruction]]:
-    """Returns the instructions of each computation by its name, the program's by an empty one."""
+    """Returns the instructions of each computation by name; the main program's name is empty."""
     computations: dict[str, list[_Instruction]] = {}
     pattern = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][\w-]*)\(")
     instructions: list[_Instruction] = []
@@ -141,7 +143,7 @@ def _read_computations(compiled_text: str) -> dict[str, list[_Instruction]]:
 
 
 def _called(instruction: _Instruction) -> list[str]:
-    """Returns the computations of which an instruction runs one, on its own launches."""
+    """Returns the computations that an instruction may run, each with its own launches."""
     keys = {"while": "body", "call": "to_apply", "conditional": "(?:true|false)_computation"}
     if instruction.operation not in keys:
         return []

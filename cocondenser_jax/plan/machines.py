@@ -1,7 +1,7 @@
-"""The machines that `plan` compiles for, none of which has to be here.
+"""The machines that `plan` compiles for; none has to be present.
 
-libtpu compiles for TPUs that you do not have, and JAX's plugin for CUDA for GPUs that it is told
-about: neither needs a driver or the device.
+libtpu compiles for TPUs that you do not have, and JAX's CUDA plugin for GPUs that are described to
+it. Neither needs a driver or the device.
 """
 
 import importlib.util
@@ -24,11 +24,11 @@ LIBTPU_ALONE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
-# Where no GPU is, none can be asked for the fastest kernels: matrix products are cuBLAS calls.
-# Triton's own would need tile sizes, which XLA finds by trying.
+# Without a GPU, kernels cannot be autotuned: matrix products are cuBLAS calls, because Triton's
+# would need tile sizes that XLA finds by timing.
 _GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-_GPU_MEMORY_FRACTION = 0.75  # JAX's default, of what a GPU has
-# What a card is told to have beside its own facts; no memory or speed depends on it.
+_GPU_MEMORY_FRACTION = 0.75  # JAX's default fraction of a GPU's memory
+# Fields of every card's description that affect neither memory nor speed.
 _GPU_LIBRARIES = {
     "driver_version": "13.0.0",
     "runtime_version": "13.0.0",
@@ -42,30 +42,30 @@ class Machine(NamedTuple):
 
     devices: list[Any]  # of JAX
     limits: DeviceLimits  # of a device
-    gpu_memory: float | None  # GiB that a program may take of a GPU; None for TPUs
+    gpu_memory: float | None  # GiB of a GPU that a program may use; None for TPUs
     options: dict[str, Any]  # of the compiler
 
 
 def prepare_to_plan() -> None:
-    """Lets this process compile for devices that are not here, and leaves those that are alone.
+    """Lets this process compile for absent devices, and leaves present ones alone.
 
-    For a process that only plans, before anything uses the devices.
+    Call it in a process that only plans, before anything uses the devices.
     """
     prepare_libtpu()
     jax.config.update("jax_platforms", "cpu")
     for name, value in LIBTPU_ALONE.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # else XLA says that there is no GPU
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # otherwise XLA reports that there is no GPU
 
 
 def find_machine(name: str) -> Machine:
     """Returns a machine by its name.
 
-    Call `prepare_to_plan` before.
+    Call `prepare_to_plan` first.
 
     Args:
-      name: of TPUs, a machine such as `v3-8`, or a slice as libtpu names it, such as `v3:4x4`; of
-        GPUs a card and their number, such as `h100-8`.
+      name: for TPUs, a machine such as `v3-8`, or libtpu's name of a slice, such as `v3:4x4`; for
+        GPUs, the card and the number of GPUs, such as `h100-8`.
     """
     require_machine(name)
     card, _, number = name.rpartition("-")
@@ -84,7 +84,9 @@ def _find_tpus(name: str) -> Machine:
         )
     chip_config = "megacore" if generation == "v4" else "default"  # both cores are one device
     options: dict[str, Any] = {"chip_config_name": chip_config}
-    if name in MACHINES:  # else libtpu would give the eight chips of v5e-8 and v6e-8 two hosts
+    if (
+        name in MACHINES
+    ):  # otherwise libtpu would split the eight chips of v5e-8 and v6e-8 between two hosts
         chips = [int(size) for size in f"{CHIPS[generation]}x1".split("x")]
         options["chips_per_host_bounds"] = chips[:3]
     try:
@@ -111,7 +113,7 @@ def _find_gpus(card: Card, n_devices: int) -> Machine:
 
 
 def no_compiler(missing: str) -> UserError:
-    """Returns the error where something is missing that a GPU's program is compiled with."""
+    """Returns the error for a missing part of the GPU compiler."""
     return UserError(
         f"planning for a GPU needs {missing}, but neither a GPU nor its driver:"
         " pip install -c constraints.txt -e '.[plan-gpu]'"

@@ -1,9 +1,9 @@
-"""The names of machines, known before JAX is loaded."""
+"""The names of machines, available before JAX is loaded."""
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.limits import CARDS, TPUS
 
-# Machines with TPUs by the names they are rented under, and their chips, which have one host.
+# TPU machines by their product names, with their chips; each has one host.
 CHIPS = {"v2": "2x2", "v3": "2x2", "v4": "2x2x1", "v5e": "2x4", "v5p": "2x2x1", "v6e": "2x4"}
 MACHINES = {f"{name}-8": f"{name}:{chips}" for name, chips in CHIPS.items()}
 MOST_GPUS = 8  # of a machine
@@ -15,7 +15,7 @@ EXPECTED = (
 
 
 def require_machine(name: str) -> None:
-    """Raises a UserError for the name of no machine; libtpu alone knows the slices of its TPUs."""
+    """Raises a UserError for an unknown machine; only libtpu knows the slices of its TPUs."""
     card, _, number = name.rpartition("-")
     if card in CARDS:
         is_known = number in map(str, range(1, MOST_GPUS + 1))

@@ -1,10 +1,10 @@
 """Estimates what a training step needs on a TPU or a GPU, without having one.
 
-The step is compiled for a machine that you do not have (`machines.py`). It is the one that training
-runs, so its memory is as the compiler says. Time is not measured: the roofline is the least that
-arithmetic, memory and network allow. Of a step for TPUs, benchmarks/cycles.py prints what devices
-exchange, and the compiler's own estimate of time; of one for GPUs, benchmarks/launches.py prints
-what is launched.
+The step is compiled for a machine that you do not have (`machines.py`). It is the step that
+training runs, so its memory is what the compiler reports. Time is not measured: the roofline is the
+minimum that arithmetic, memory and network allow. For TPUs, benchmarks/cycles.py prints what
+devices exchange and the compiler's own estimate of time; for GPUs, benchmarks/launches.py prints
+the launches.
 """
 
 import logging
@@ -53,14 +53,14 @@ def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
     Call `prepare_to_plan` before.
 
     Args:
-      config: the experiment. The whole run is estimated if it names its store, or its steps.
+      config: the experiment. The whole run is estimated if it names a store or a number of steps.
       topology: the name of a machine, such as `v3-8`, `v3:4x4` or `h100-8`.
 
     Returns:
       {quantity: value}: whether it fits, memory per device in GiB by kind, floating-point
       operations, and the roofline of a step and of the whole run; for GPUs also launches,
-      exchanges, and the largest chunk. Where a step does not fit a TPU, only what is known without
-      a compiled program.
+      exchanges, and the largest chunk. If a step does not fit a TPU, only what is known without a
+      compiled program.
     """
     experiment = resolve_to_plan(config)
     model_config = new_network(experiment.network)
@@ -68,7 +68,7 @@ def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
 
 
 def resolve_to_plan(config: ConfigDict) -> Experiment:
-    """Resolves an experiment, which may name no store: then with a published vocabulary."""
+    """Resolves an experiment; one without a store gets a published vocabulary."""
     if config.data.store:
         return resolve(config, open_store(Path(config.data.store)))
     vocabulary = lookup(BACKBONES, config.model.model_type, "backbone").published_vocabulary
@@ -154,10 +154,10 @@ def plan_step(
 def fit_gpu(
     available: float, memory: dict[str, float], spec: BatchSpec, n_spans: int, chunk_size: int
 ) -> tuple[str, int]:
-    """Returns whether a step fits a GPU, and about the largest chunk that does, 0 for none.
+    """Returns whether a step fits a GPU, and roughly the largest chunk that fits; 0 for none.
 
-    XLA compiles for a GPU what does not fit it. Activations grow a little less than the chunk: what
-    follows from those of one size is too small for larger ones, if anything.
+    XLA compiles programs for a GPU even if they do not fit. Activations grow slightly less than the
+    chunk, so the estimate from one size is, if anything, too small for larger ones.
 
     Args:
       available: GiB.
@@ -178,7 +178,7 @@ def fit_gpu(
 
 
 def count_launches(compiled_text: str) -> dict[str, float]:
-    """Returns what a step launches on a GPU and what GPUs communicate, from its compiled text."""
+    """Returns a step's launches and communication on GPUs, from its compiled text."""
     launches = find_launches(compiled_text)
     exchanges = collectives(compiled_text)
     counts: dict[str, float] = {"launches per step": n_launches(launches.step)}
@@ -193,13 +193,13 @@ def count_launches(compiled_text: str) -> dict[str, float]:
 
 
 class StepWork(NamedTuple):
-    """What one device has to do in a step, at least."""
+    """The minimum work of one device in a step."""
 
     model_flops: int  # floating-point operations of one span: forward pass and gradient
-    computed_flops: int  # of one span, with what the gradient cache repeats
+    computed_flops: int  # of one span, including what the gradient cache repeats
     traffic: int  # bytes of parameters, gradients and optimizer state to and from memory
     gradients: int  # bytes
-    vectors: int  # bytes of those that a contrastive loss compares on all devices
+    vectors: int  # bytes of the vectors that a contrastive loss compares across devices
 
 
 def step_work(
@@ -207,9 +207,9 @@ def step_work(
 ) -> StepWork:
     """Counts the work of a step on one device, which has `n_spans`.
 
-    Of the memory traffic only what cannot be avoided: in each chunk the parameters are read once
-    for every pass and direction, and the gradient sum is read and written, in kept chunks once for
-    all of them; AdamW reads four arrays and writes three.
+    Counts only unavoidable memory traffic: each chunk reads the parameters once for every pass and
+    direction, and reads and writes the gradient sum (kept chunks together do so once); AdamW reads
+    four arrays and writes three.
     """
     objective = OBJECTIVES[settings.objective]
     flops = model_flops(model_config, settings, spec)
@@ -255,10 +255,10 @@ def _memory(analysis: Any, state: Any) -> dict[str, float]:
 def roofline(
     limits: DeviceLimits, work: StepWork, n_spans: int, n_devices: int
 ) -> dict[str, float]:
-    """Returns the seconds that a step takes at least, and its three bounds.
+    """Returns the minimum seconds of a step, and its three bounds.
 
-    Arithmetic and memory overlap. The vectors are gathered, their cotangents and the gradients
-    added up, in rings that overlap with nothing.
+    Arithmetic and memory overlap. Gathering the vectors and summing their cotangents and the
+    gradients use rings that overlap with nothing.
     """
     gathered = work.vectors * n_devices
     moved = (gathered + 2 * (gathered + work.gradients)) * (n_devices - 1) / n_devices

@@ -1,4 +1,4 @@
-"""The arithmetic of a span, and what a device can do at most: they give the MFU."""
+"""Operations per span and peak rates of devices, from which the MFU follows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from cocondenser_jax.pretrain.step import LossSettings
 
 
 def peak_flops(devices: Sequence[Any], dtype: str) -> float | None:
-    """Returns the floating-point operations a second of devices together, as published.
+    """Returns the combined published peak of devices, in floating-point operations per second.
 
-    None where they are not known, or the computation is not in bfloat16.
+    None if it is unknown, or if the computation is not in bfloat16.
     """
     if dtype != "bfloat16":
         return None
@@ -26,10 +26,10 @@ def peak_flops(devices: Sequence[Any], dtype: str) -> float | None:
 
 
 def model_flops(model_config: ModelConfig, settings: LossSettings, spec: BatchSpec) -> int:
-    """Returns the floating-point operations of one span: forward pass and gradient, once."""
+    """Returns the floating-point operations of one span: one forward pass and its gradient."""
     objective = OBJECTIVES[settings.objective]
     if not objective.predicts_tokens:
         return 3 * encode_flops(model_config, spec.length)
-    # Of two copies, the backbone reads the first, and the head the second.
+    # Of two copies, the backbone reads the first and the head the second.
     flops = forward_flops(model_config, spec.length, spec.n_slots) // objective.n_copies
     return 3 * (flops + objective.predicts_words * prediction_flops(model_config))

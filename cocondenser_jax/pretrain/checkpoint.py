@@ -1,11 +1,10 @@
-"""A run folder: what the run decided (`run.json`) and its checkpoints.
+"""A run folder: the run's settings and facts (`run.json`) and its checkpoints.
 
 docs/architecture.md lists its files. A checkpoint is a folder `checkpoints/<step>`:
 
-    params.safetensors  the parameters
-    state.safetensors   all other fields of the state, by their names
-    probe.json          what the probe measured after the step
-    sha256.json         the checksums of the others
+    params.safetensors  the parameters state.safetensors   all other fields of the state, by their
+    names probe.json          the probe's measurements after the step sha256.json         checksums
+    of the other files
 """
 
 import contextlib
@@ -44,7 +43,8 @@ from cocondenser_jax.pretrain.step import TrainState
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("jax", "flax", "optax", "grain", "numpy")
-# What may differ when a run resumes: it changes how the run is computed or stored, not what.
+# May differ when a run resumes: these settings change how a run is computed or stored, not its
+# result.
 FREE_SETTINGS = (
     "config.train.chunk_size",
     "config.train.kept_chunks",
@@ -61,13 +61,13 @@ FREE_SETTINGS = (
     "computed",
     "versions",
 )
-# Free once there is a checkpoint: what is only read before the first step.
+# Free once there is a checkpoint, because they are only read before the first step.
 _FREE_LATER = ("config.warm_start",)
-# Which probe is the best is decided by the first of them that was measured.
+# The first of these that was measured decides which probe is best.
 PROBE_CRITERIA = ("ndcg_at_10", "positive_mrr", "mlm_loss")
 
 
-# Of a step: what the probe measured, by the names that are logged.
+# The probe's measurements of a step, by the names that are logged.
 ProbeValues = Mapping[str, float]
 _PARAMS = "params.safetensors"
 _OTHERS = "state.safetensors"
@@ -75,7 +75,7 @@ _PROBE = "probe.json"
 
 
 class BestProbe(NamedTuple):
-    """The best of a run's probes, the first of those that are equal."""
+    """The best of a run's probes; of equal ones, the first."""
 
     step: int
     metric: str
@@ -92,8 +92,8 @@ def open_run(
 ) -> None:
     """Creates the run folder, or checks that the one there belongs to this experiment.
 
-    `probe_data` is what its probes read, as checksums by name, and `computed` how the devices
-    compute it, which another process may do otherwise.
+    `probe_data` has the checksums, by name, of the data that the probes read. `computed` says how
+    the devices compute the run; another process may do it differently.
     """
     run = {
         "config": experiment.settings,
@@ -120,14 +120,14 @@ def open_run(
     started = read_object(workdir / "run.json")
     if started.get("computed") != run["computed"]:
         write_json(workdir / "run.json", started | {"computed": run["computed"]})
-    # Only now: a kill between the two leaves a folder that says which run it is.
+    # Last, so that a folder left by a kill in between still says which run it belongs to.
     if not (workdir / "tokenizer").exists():
         with new_folder(workdir / "tokenizer") as folder:
             shutil.copytree(store.tokenizer_folder, folder, dirs_exist_ok=True)
 
 
 def started_model(workdir: Path) -> ModelConfig | None:
-    """Returns the model of a run that has a checkpoint to resume from; None where it has none."""
+    """Returns the model of a run that has a checkpoint to resume from, otherwise None."""
     is_run = (workdir / "run.json").is_file() and _checkpoints(workdir)
     return _read_run(workdir)[0] if is_run else None
 
@@ -138,12 +138,12 @@ def checkpoint_writer(
 ) -> Iterator[Callable[[TrainState, ProbeValues], None]]:
     """Yields a function that saves a state and its probe under its step, in the background.
 
-    It does nothing where that step is saved already. An earlier checkpoint is deleted when its
-    successor is complete on the disk, not before. The latest `keep` stay, and that of the best
+    It does nothing if that step is already saved. An earlier checkpoint is deleted only once its
+    successor is complete on disk. The latest `keep` checkpoints are kept, and the one with the best
     probe.
 
     Raises:
-      UserError: when the next state is saved, or at the end, if the last one could not be.
+      UserError: at the next save, or at the end, if the previous save failed.
     """
 
     def write(step: int, arrays: Mapping[str, Any], probe_values: ProbeValues) -> None:
@@ -165,7 +165,7 @@ def checkpoint_writer(
             last.result()
             step = int(state.step)
             if step not in _checkpoints(workdir):
-                # Copied, for the next step overwrites the state.
+                # Copied, because the next step overwrites the state.
                 arrays = {
                     _PARAMS: named_arrays(state.params),
                     _OTHERS: named_arrays(state._replace(params=())),
@@ -177,13 +177,13 @@ def checkpoint_writer(
 
 
 def _remove_unfinished(workdir: Path) -> None:
-    """Removes what a run that was killed had begun to save."""
+    """Removes checkpoints that a killed run left unfinished."""
     for folder in (workdir / "checkpoints").glob("*.partial"):
         shutil.rmtree(folder)
 
 
 def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
-    """Returns what the probe measured of each checkpoint that is there, by step."""
+    """Returns the probe's measurements of each existing checkpoint, by step."""
     probes: dict[int, ProbeValues] = {}
     for step, folder in _checkpoints(workdir).items():
         with contextlib.suppress(UserError):  # it is damaged: no other command needs it
@@ -194,7 +194,7 @@ def saved_probes(workdir: Path) -> dict[int, ProbeValues]:
 def best_probe(probes: Mapping[int, ProbeValues]) -> BestProbe | None:
     """Returns the best of some steps' probes; None if none has a finite value of a criterion."""
     for name in PROBE_CRITERIA:
-        sign = -1 if name == "mlm_loss" else 1  # less is better
+        sign = -1 if name == "mlm_loss" else 1  # lower is better
         values = {step: x[f"probe/{name}"] for step, x in probes.items() if f"probe/{name}" in x}
         finite = [step for step, value in sorted(values.items()) if math.isfinite(value)]
         if finite:
@@ -206,7 +206,7 @@ def best_probe(probes: Mapping[int, ProbeValues]) -> BestProbe | None:
 def restore_latest(workdir: Path, like: TrainState) -> TrainState:
     """Returns a run's latest intact state, with NumPy arrays of the shapes of `like`.
 
-    Later ones that are damaged are moved out of the way, to `damaged/` in the run folder.
+    Damaged later ones are moved to `damaged/` in the run folder.
     """
     checkpoints = _checkpoints(workdir)
     step, state = newest_intact(checkpoints, lambda folder: _read_state(folder, like))
@@ -223,8 +223,8 @@ def load_run(
 ) -> tuple[ModelConfig, Any, dict[str, Any]]:
     """Reads a run's parameters at a step, or of its latest intact checkpoint.
 
-    The step "best" is that of the best probe. Where no step is named and the latest is not the
-    last of the run, a warning names both.
+    The step "best" is that of the best probe. If no step is given and the latest is not the last
+    step of the run, a warning names both.
 
     Returns:
       The model's shape, its parameters as NumPy arrays, and `run.json` with `step` added.

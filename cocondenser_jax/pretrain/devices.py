@@ -1,7 +1,7 @@
-"""The devices: the only file that knows that there are several, and how a step is mapped over them.
+"""The devices: the only module that knows that there are several, and how to map a step over them.
 
-Every mapped function takes and gives a whole batch of the host and a single state; that each device
-has a part of the one and a copy of the other is not seen outside.
+Every mapped function takes and returns the host's whole batch and a single state. That each device
+holds a part of the batch and a copy of the state is not visible outside.
 """
 
 import dataclasses
@@ -52,8 +52,8 @@ _LIBTPU_STACK = f"--fibers_default_thread_stack_size={2**20}"
 def prepare_libtpu() -> None:
     """Gives libtpu a stack on which it can compile a training step.
 
-    For a process that trains or plans, before anything uses the devices: libtpu reads
-    `LIBTPU_INIT_ARGS` when it is loaded. The user's own flags come last, and win.
+    Call it in a process that trains or plans before anything uses the devices: libtpu reads
+    `LIBTPU_INIT_ARGS` when it is loaded. The user's own flags come last and take precedence.
     """
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     if _LIBTPU_STACK not in flags:
@@ -61,9 +61,9 @@ def prepare_libtpu() -> None:
 
 
 def require_devices() -> None:
-    """Raises a UserError where JAX finds no devices of the platform that it is told to use.
+    """Raises a UserError if JAX finds no devices of the requested platform.
 
-    On several hosts, only after they are connected.
+    On several hosts, call it only after they are connected.
     """
     try:
         jax.devices()
@@ -94,7 +94,7 @@ def choose_layout(
     A CPU has them as a checkpoint does.
 
     Raises:
-      UserError: where the settings ask for a kernel of attention, and there is none.
+      UserError: if the settings require an attention kernel and there is none.
     """
     platform = {"cuda": "gpu"}.get(devices[0].platform, devices[0].platform)
     reason = why_no_kernel(model_config, platform if _has_kernels(devices[0]) else "", length)
@@ -113,11 +113,11 @@ def settle_attention(
 ) -> tuple[LossSettings, str]:
     """Returns settings whose attention is `kernel` or `xla`, and a kernel's fault, "" for none.
 
-    Where devices have kernels, they are tried on one of them, beside XLA, on spans of each length.
-    With `auto`, XLA computes where one of them has a fault. Not for what JAX traces.
+    If the devices have kernels, each is compared with XLA on one device, on spans of each length.
+    With `auto`, XLA is used if a kernel is faulty. Must not be called while JAX traces.
 
     Raises:
-      UserError: where the settings ask for a kernel of attention, and it has a fault.
+      UserError: if the settings require an attention kernel and it is faulty.
     """
     devices = jax.local_devices()
     platform = choose_layout(model_config, settings, max(lengths), devices).attention
@@ -151,7 +151,7 @@ def _in_layout(
 def _step(
     model_config: ModelConfig, settings: StepSettings, devices: Sequence[Any] | None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns a device's step, with the parameters as the devices have them."""
+    """Returns a device's step, with the parameters in the layout of the devices."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         loss = _in_layout(model_config, settings.loss, batch, devices)
@@ -165,15 +165,15 @@ def mapped_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the step over devices: all of them, or those given.
 
-    It takes the state that `replicate` or an earlier step gave, and this host's part of the batch.
-    The state is donated: the one passed in must not be used again. Nothing waits for the devices
-    until a value of what it returns is read.
+    It takes the state that `replicate` or an earlier step returned, and this host's part of the
+    batch. The state is donated: do not use it again. Nothing waits for the devices until a returned
+    value is read.
     """
     mapped = _pmap(_step(model_config, settings, devices), devices, donate=True)
     n_devices = len(devices) if devices else jax.local_device_count()
 
     def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # The batch alone goes from the host to the devices.
+        # Only the batch is copied from the host to the devices.
         with jax.transfer_guard_host_to_device("allow"):
             return cast(tuple[TrainState, Metrics], mapped(state, split_rows(batch, n_devices)))
 
@@ -183,8 +183,8 @@ def mapped_step(
 def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forward:
     """Returns the forward pass without dropout over all devices of all hosts.
 
-    It takes the parameters of a state that `replicate` or a step gave and a batch of any size, the
-    same on every host, of which a device computes `n_rows` at a time. Every host gets
+    It takes the parameters of a state that `replicate` or a step returned, and a batch of any size,
+    the same on every host; a device computes `n_rows` of it at a time. Every host gets
     `vectors_SxD`, zero where not finite, and the sums of the MLM losses.
     """
     mapped = _pmap(functools.partial(forward_sums, model_config, dtype, n_rows))
@@ -194,7 +194,7 @@ def mapped_forward(model_config: ModelConfig, dtype: str, n_rows: int) -> Forwar
         n_devices = jax.local_device_count()
         n_local = math.ceil(n_spans / (n_rows * count_devices())) * n_rows * n_devices
         rows_S = jax.process_index() * n_local + np.arange(n_local)
-        # The last row stands in for those that are too many, and counts once.
+        # Surplus rows repeat the last one, which counts once.
         part = Batch(*(x[np.minimum(rows_S, n_spans - 1)] for x in batch))
         part = part._replace(weights_SxM=part.weights_SxM * (rows_S < n_spans)[:, None])
         with jax.transfer_guard_host_to_device("allow"):
@@ -220,7 +220,7 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
         ids_BxL: np.ndarray, mask_BxL: np.ndarray, prompt_lengths_B: np.ndarray
     ) -> np.ndarray:
         n_texts = len(ids_BxL)
-        # The last text stands in for those that are too few.
+        # Missing texts are filled with the last one.
         rows_S = np.minimum(np.arange(n_rows), n_texts - 1)
         texts = ids_BxL[rows_S], mask_BxL[rows_S], prompt_lengths_B[rows_S]
         inputs = split_rows(texts, len(devices))
@@ -240,7 +240,7 @@ def _mapped_encoder(model_config: ModelConfig, settings: LossSettings) -> Any:
         ids_BxL, mask_BxL, prompt_lengths_B = texts
         inputs = ids_BxL, mask_BxL, None, prompt_lengths_B
         layout = choose_layout(model_config, settings, ids_BxL.shape[1], devices)
-        layout = layout._replace(vocabulary=1)  # no words are predicted
+        layout = layout._replace(vocabulary=1)  # no tokens are predicted
         network = Condenser(model_config, jnp.dtype(settings.dtype), layout.attention)
         laid = lay_out(model_config, layout, params)
         return network.apply({"params": laid}, *inputs, method="encode")
@@ -249,10 +249,10 @@ def _mapped_encoder(model_config: ModelConfig, settings: LossSettings) -> Any:
 
 
 def replicate(state: Tree, devices: list[jax.Device] | None = None) -> Tree:
-    """Gives every device a copy of the arrays, laid out as the step lays out its result.
+    """Copies the arrays to every device, laid out like the result of a step.
 
-    Without it the second step would be compiled again. A single device takes the arrays over: those
-    passed in must not be used again.
+    Otherwise the second step would be compiled again. A single device takes over the arrays, so do
+    not use the arguments again.
     """
     n_devices = len(devices) if devices else jax.local_device_count()
     is_alone = n_devices == 1 and jax.process_count() == 1
@@ -279,9 +279,9 @@ def compile_step(
 
 
 def needed_memory(program: jax.stages.Compiled, state: TrainState) -> Needed:
-    """Returns what a compiled step takes of a device, for which XLA lays temporaries out at once.
+    """Returns the memory of a compiled step on one device; XLA allocates temporaries as one block.
 
-    They hold the gradient's sum, as large as the parameters, and the activations.
+    The temporaries hold the gradient sum, as large as the parameters, and the activations.
     """
     analysis: Any = program.memory_analysis()
     activations = analysis.temp_size_in_bytes - tree_bytes(state.params)
@@ -291,14 +291,14 @@ def needed_memory(program: jax.stages.Compiled, state: TrainState) -> Needed:
 
 
 def tree_bytes(tree: Any) -> int:
-    """Returns the size of arrays, or of their shapes."""
+    """Returns the size in bytes of arrays, or of shapes of arrays."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def choose_chunks(
     model_config: ModelConfig, settings: StepSettings, spec: BatchSpec
 ) -> StepSettings:
-    """Returns settings whose chunks, where they are `auto`, fit the devices that are here."""
+    """Returns settings in which `auto` chunks are replaced by ones that fit the devices."""
     devices = all_devices()
     statistics = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
 
@@ -358,8 +358,8 @@ def _pmap(
 ) -> Any:
     """Maps a function of (shared values, parts of the batch) over devices, all or those given.
 
-    It gives shared values, or with `out_axes=0` its part of the rows. With `donate`, the shared
-    values that it takes must not be used again.
+    The function returns shared values, or with `out_axes=0` its part of the rows. With `donate`, do
+    not use the shared arguments again.
     """
     return jax.pmap(
         function,

@@ -1,4 +1,4 @@
-"""An experiment: what its settings mean to the parts of a run, resolved once into plain values."""
+"""An experiment: its settings, resolved once into plain values for the parts of a run."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from cocondenser_jax.representation import (
 
 
 class VectorSettings(NamedTuple):
-    """What is said of the vectors that are trained, in place of what the run starts from."""
+    """Settings of the trained vectors that override those of the starting model."""
 
     representation: Representation | None = None  # None: as there
     scale: float = 0.0  # of their scores in a contrastive loss; 0: as there
@@ -44,8 +44,8 @@ OWN_VECTORS = VectorSettings()
 class Experiment(NamedTuple):
     """Everything that a run needs."""
 
-    warm_start: str  # the run or the Hugging Face model to start from; "": a new model
-    init_head: bool  # whether a head that the warm start lacks is drawn
+    warm_start: str  # a run or Hugging Face model to start from; "": a new model
+    init_head: bool  # whether to initialize a head that the warm start lacks
     network: dict[str, Any]  # fields of the `ModelConfig` of a new model
     vectors: VectorSettings
     batches: BatchSpec
@@ -61,7 +61,7 @@ class Experiment(NamedTuple):
 
 
 def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
-    """Returns an experiment on a store: as many steps as it says, or as its epochs have."""
+    """Resolves an experiment on a store, with its number of steps, or that of its epochs."""
     n_steps = config.train.steps
     if not n_steps:
         n_steps = round(config.train.epochs * steps_per_epoch(store, _batches(config)))
@@ -70,7 +70,7 @@ def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
 
 
 def reading_as(experiment: Experiment, representation: Representation) -> Experiment:
-    """Returns an experiment whose texts are read as those of the vectors that it trains."""
+    """Returns the experiment with texts read as the trained representation requires."""
     prompts = dict(representation.prompts)
     batches = experiment.batches._replace(
         query_prompt=query_prompt(prompts),
@@ -139,7 +139,7 @@ def new_network(network: Mapping[str, Any]) -> ModelConfig:
     """Makes the config of a new model of `Experiment.network`.
 
     Raises:
-      UserError: with the place of its settings, for values that do not go together.
+      UserError: naming the settings, if values do not go together.
     """
     try:
         return ModelConfig(**network)

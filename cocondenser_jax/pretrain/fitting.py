@@ -1,4 +1,4 @@
-"""Which chunks of a batch fit a device, where the settings leave it to the machine."""
+"""Chooses chunk sizes that fit a device, if the settings say `auto`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,26 +8,26 @@ from cocondenser_jax.declare import AUTO
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings
 
-_FIRST = 64  # spans of a chunk, before anything is known of the memory
-_ENOUGH = 256  # spans of a chunk that is computed twice: larger ones are no faster
+_FIRST = 64  # spans of a chunk, before the memory is known
+_ENOUGH = 256  # spans of a chunk that is computed twice; larger chunks are no faster
 _MARGIN = 0.95  # of a device's memory: a program is measured for other chunks than it then has
 
 
 class Needed(NamedTuple):
-    """Bytes that a compiled step takes of a device."""
+    """Device memory of a compiled step, in bytes."""
 
-    activations: float  # with all temporaries that grow as the chunk does
+    activations: float  # with all temporaries that grow with the chunk
     others: float
 
 
 def chunk_sizes(spec: BatchSpec, n_spans: int) -> list[int]:
-    """Returns the sizes, rising, of which chunks a device's spans can have."""
+    """Returns the possible chunk sizes for a device's spans, in ascending order."""
     step = spec.kind.n_copies  # the copies of a span stay together
     return [size for size in range(step, n_spans + 1, step) if n_spans % size == 0]
 
 
 def with_numbers(settings: LossSettings, spec: BatchSpec, n_spans: int) -> LossSettings:
-    """Returns settings whose `auto` is what fits any device: small chunks, none of them kept."""
+    """Replaces `auto` by values that fit any device: small chunks, none of them kept."""
     size = settings.chunk_size
     if size == AUTO:
         size = max((x for x in chunk_sizes(spec, n_spans) if x <= _FIRST), default=n_spans)
@@ -42,17 +42,17 @@ def fit_chunks(
     available: float | None,
     measure: Callable[[LossSettings], Needed],
 ) -> LossSettings:
-    """Returns settings whose `auto` is what a device's memory holds.
+    """Replaces `auto` by the largest values that fit a device's memory.
 
-    Activations are taken to grow with the spans, of which a kept chunk needs as much as one that
-    is computed. They grow a little less. If all spans fit, there is one pass.
+    Assumes that activations grow in proportion to the spans (in fact slightly less), and that a
+    kept chunk needs as much memory as one being computed. If all spans fit, there is one pass.
 
     Args:
       settings: of the loss.
       spec: of the batch.
       n_spans: of a device.
-      available: bytes of a device; None where they are not known.
-      measure: compiles a step, and says what it needs.
+      available: bytes of a device; None if unknown.
+      measure: compiles a step and returns the memory that it needs.
     """
     numbers = with_numbers(settings, spec, n_spans)
     if available is None or AUTO not in (settings.chunk_size, settings.kept_chunks):

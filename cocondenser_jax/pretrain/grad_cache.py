@@ -1,11 +1,12 @@
-"""The gradient of a loss over a batch too large for one forward pass, exactly.
+"""The exact gradient of a loss over a batch too large for one forward pass.
 
 Gradient cache: Gao et al., *Scaling deep contrastive learning batch size under memory limited
-setup*, arXiv 2101.06983. Nothing here knows what is encoded or which loss is meant.
+setup*, arXiv 2101.06983. This module is independent of the encoder and the loss.
 
 The loss is  contrast(r_1 … r_C) + sum over chunks c of local(c), where r_c are the representations
 of chunk c. The first pass computes all r_c and v_c = d contrast / d r_c; the second goes through
-the chunks again and back-propagates local(c) + <v_c, r_c>, whose gradient is the whole one.
+the chunks again and back-propagates local(c) + <v_c, r_c>; summed over chunks, this is the whole
+gradient.
 
 Some chunks need no second forward pass: where memory allows, their activations are kept until v_c
 is known. They are then computed as one large chunk. If all are kept, there is one pass.
@@ -22,9 +23,9 @@ from jaxtyping import Array, Float
 
 Params = Any
 Chunk = Any  # a pytree of arrays with one leading axis: the examples of a chunk
-Sums = dict[str, Float[Array, ""]]  # scalars to be added up over chunks
+Sums = dict[str, Float[Array, ""]]  # scalars that are summed over chunks
 
-# Representations may have several axes: a vector for each token, say.
+# Representations may have several axes, such as a vector for each token.
 Encode = Callable[[Params, Chunk], Float[Array, "B ..."]]
 OnChunk = Callable[[Callable[[Chunk], Any], Chunk], Any]
 Contrast = Callable[[Float[Array, "S ..."]], tuple[Float[Array, ""], Any]]
@@ -43,28 +44,28 @@ def loss_gradient(  # noqa: PLR0913  # by keyword
 ) -> tuple[Float[Array, ""], Any, Sums, Params]:
     """Computes the gradient of `contrast` over all chunks plus the chunks' own losses.
 
-    With a single chunk, one direct pass does the same for less work; without `contrast` there is no
-    first pass.
+    With a single chunk, one direct pass gives the same result with less work; without `contrast`
+    there is no first pass.
 
     Args:
-      params: what to differentiate by.
+      params: the parameters to differentiate with respect to.
       chunks: a pytree whose arrays have the leading axes [chunks, examples of a chunk].
       forward: (params, chunk) to (representations [examples, size], the chunk's own loss, sums).
-        The own losses are added up over the chunks: a mean over a batch is a sum divided by the
-        examples of the batch, not of the chunk.
+        These losses are summed over the chunks, so for a mean over the batch divide by the number
+        of examples in the batch, not in the chunk.
       encode: (params, chunk) to the same representations, with the same dropout, and nothing else.
-      contrast: representations of all chunks [chunks * examples, size] to a scalar, and anything
-        else: what a loss remembers for the next batch, or `()`. It may gather from other devices;
-        the gradient then holds their contributions to these representations.
-      on_chunk: calls a function on one of several chunks, and may change the chunk's arrays first
-        if no result changes, such as dropping common padding.
-      n_kept: how many chunks, the last ones, keep their activations for their gradient. All of them
-        is one direct pass; without `contrast` none has to.
+      contrast: representations of all chunks [chunks * examples, size] to a scalar and a second
+        value, such as the loss's memory for the next batch, or `()`. It may gather from other
+        devices; the gradient then includes their contributions to these representations.
+      on_chunk: calls a function on one of several chunks; it may first change the chunk's arrays in
+        ways that do not affect the result, such as dropping common padding.
+      n_kept: how many chunks, counted from the end, keep their activations for their gradient.
+        Keeping all is one direct pass; without `contrast` none needs to be kept.
 
     Returns:
-      The value of `contrast` and what else it returns (0 and `()` without), the sums added up over
-      chunks, and the gradient. The chunks' own losses are in neither value nor sums, unless
-      `forward` has them among its sums.
+      The value of `contrast` and its second return value (0 and `()` without it), the sums over
+      chunks, and the gradient. The chunks' own losses are included only if `forward` also returns
+      them among its sums.
     """
     n_chunks = jax.tree.leaves(chunks)[0].shape[0]
     if n_chunks == 1 or (contrast and n_kept >= n_chunks):
@@ -103,7 +104,7 @@ def loss_gradient(  # noqa: PLR0913  # by keyword
 def _direct_gradient(
     params: Params, chunk: Chunk, forward: Forward, contrast: Contrast | None
 ) -> tuple[Float[Array, ""], Any, Sums, Params]:
-    """Returns what `loss_gradient` does, of a single chunk."""
+    """Computes `loss_gradient` for a single chunk."""
 
     def direct(params: Params) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Any, Sums]]:
         reps_BxD, loss, sums = forward(params, chunk)
@@ -132,8 +133,8 @@ def _add_gradients(
 ) -> tuple[Params, Sums]:
     """Adds to `grads` those of the chunks' surrogates; returns also the sums over chunks.
 
-    The vectors among them are one array until the end: an addition for each bias, and a copy out of
-    the branch for a chunk's length, are a fourth of what a chunk launches on a GPU.
+    Vectors are accumulated as one array: one addition per bias, and one copy out of the branch for
+    a chunk's length, would be a quarter of a chunk's launches on a GPU.
     """
 
     def surrogate(
@@ -156,14 +157,14 @@ def _add_gradients(
 
 
 def _join_vectors(tree: Params) -> list[jax.Array]:
-    """Returns the matrices of a tree, and all its vectors as one array at the end."""
+    """Returns the matrices of a tree, followed by all its vectors as one array."""
     leaves = jax.tree.leaves(tree)
     vectors = [x.reshape(-1) for x in leaves if x.ndim < 2]
     return [x for x in leaves if x.ndim >= 2] + ([jnp.concatenate(vectors)] if vectors else [])
 
 
 def _split_vectors(joined: list[jax.Array], like: Params) -> Params:
-    """Returns the tree of `_join_vectors`, in the form of another tree."""
+    """Inverts `_join_vectors`, with the structure of another tree."""
     leaves, structure = jax.tree.flatten(like)
     matrices, vector = iter(joined), joined[-1]
     end = 0
@@ -178,7 +179,7 @@ def _split_vectors(joined: list[jax.Array], like: Params) -> Params:
 
 
 def _joined(chunks: Chunk) -> Chunk:
-    """Returns several chunks as one."""
+    """Joins several chunks into one."""
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunks)
 
 

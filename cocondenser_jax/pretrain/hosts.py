@@ -1,7 +1,7 @@
-"""One run on several hosts: how they find each other, and what host 0 gives to the others.
+"""One run on several hosts: how they find each other, and what host 0 sends to the others.
 
-Host 0 alone reads and writes the run folder. What is in it reaches the others through the devices,
-so they need no common folder, and cannot resume from another checkpoint than host 0.
+Host 0 alone reads and writes the run folder. Its contents reach the other hosts through the
+devices, so they need no shared folder and cannot resume from a different checkpoint.
 """
 
 import json
@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.pretrain.devices import require_devices
 
-HEARTBEAT_SECONDS = 60  # of silence, after which another host counts as lost
+HEARTBEAT_SECONDS = 60  # without a heartbeat, after which another host counts as lost
 
 
 def run_on_hosts(
@@ -27,10 +27,10 @@ def run_on_hosts(
 ) -> None:
     """Calls `run`, after joining the other hosts if there is a coordinator.
 
-    It is address and port of host 0; with `auto` a TPU pod, Slurm or Open MPI tells it, the number
-    of hosts and that of this one. Nothing of JAX may have been called before. JAX ends this process
-    by abort(), with its own message, when another host is lost. A Ctrl-C or SIGHUP counts as the
-    SIGTERM after which all hosts stop at the same step.
+    The coordinator is the address and port of host 0; with `auto`, a TPU pod, Slurm or Open MPI
+    provides it, the number of hosts and the number of this host. Call it before any other function
+    of JAX. When another host is lost, JAX ends this process by abort() with its own message. A
+    Ctrl-C or SIGHUP acts like the SIGTERM after which all hosts stop at the same step.
     """
     if coordinator is None:
         require_devices()
@@ -57,15 +57,16 @@ def run_on_hosts(
 
 
 def _end(error: Exception) -> NoReturn:
-    """Says what went wrong, and ends this process; JAX ends those of the other hosts by abort().
+    """Prints the error and ends this process; JAX ends those of the other hosts by abort().
 
-    At once: at a normal end JAX would wait for the other hosts, which wait for this one. Hosts that
-    come to their first exchange more than 30 seconds apart get a deadline's error (JAX 0.10.2).
+    It exits immediately: on a normal exit JAX would wait for the other hosts, which wait for this
+    one. Hosts that reach their first exchange more than 30 seconds apart get a deadline error (JAX
+    0.10.2).
     """
     if isinstance(error, jax.errors.JaxRuntimeError):
         if "DEADLINE_EXCEEDED" in str(error):
             error = UserError(f"another host did not answer in time: {whole_message(error)}")
-        elif "Gloo" in str(error):  # through which CPUs speak, where it is first to notice
+        elif "Gloo" in str(error):  # the transport between CPUs, which may notice it first
             error = UserError(f"another host was lost: {whole_message(error)}")
     if isinstance(error, (UserError, OSError)):
         print(f"cocondenser: {UserError(str(error))}", file=sys.stderr, flush=True)
@@ -91,9 +92,9 @@ def is_first() -> bool:
 
 
 def stop_after(step: int) -> int:
-    """Returns, the same on every host, the signal that asks the run to stop after this step, or 0.
+    """Returns the signal to stop after this step for, or 0; the same on every host.
 
-    JAX catches a SIGTERM, and agrees with the other hosts on a step that none has passed.
+    JAX catches a SIGTERM and agrees with the other hosts on a step that none has passed yet.
     """
     return signal.SIGTERM if multihost_utils.reached_preemption_sync_point(step) else 0
 
@@ -108,7 +109,7 @@ def from_first(tree: Any) -> Any:
 
 
 def broadcast_and_compare(mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns host 0's facts by name, as JSON has them, on every host, where none may differ.
+    """Returns host 0's facts by name, as JSON values, on every host; no other host's may differ.
 
     None stands for a fact that only host 0 knows.
     """

@@ -1,10 +1,10 @@
-"""What accelerators are and can do at most. No JAX: names are checked before it is loaded."""
+"""Properties and peak rates of accelerators, without JAX: names are checked before it loads."""
 
 from typing import NamedTuple
 
 
 class DeviceLimits(NamedTuple):
-    """What one JAX device can do at most: a GPU, a TPU's chip, or half of one in v2 and v3."""
+    """Peak rates of one JAX device: a GPU, a TPU chip, or half a chip for v2 and v3."""
 
     memory: float  # GiB
     compute: float  # bfloat16 TFLOP/s
@@ -23,18 +23,18 @@ TPUS = {
     "v5p": DeviceLimits(memory=95, compute=459, bandwidth=2765, network=600),
     "v6e": DeviceLimits(memory=32, compute=918, bandwidth=1640, network=448),
 }
-# Those whose `device_kind` in JAX is not "TPU " and the name of the generation.
+# Generations whose `device_kind` in JAX is not "TPU " and their name.
 TPU_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 
 
 class Architecture(NamedTuple):
-    """What GPUs of one compute capability have in common, for each multiprocessor."""
+    """Properties per multiprocessor that GPUs of one compute capability share."""
 
     major: int
     minor: int
     threads: int  # resident at a time
     float32_units: int
-    shared_memory: int  # KiB, one of which is not for a block's own use
+    shared_memory: int  # KiB, of which one is reserved per block
 
 
 class Card(NamedTuple):
@@ -43,8 +43,8 @@ class Card(NamedTuple):
     kind: str  # its `device_kind` in JAX
     architecture: Architecture
     multiprocessors: int
-    clock: float  # GHz at most
-    cache: int  # MiB of the second level
+    clock: float  # GHz, maximum
+    cache: int  # MiB of L2 cache
     limits: DeviceLimits
 
 

@@ -62,23 +62,22 @@ def train(
 ) -> None:
     """Pre-trains with the objective of an experiment, or resumes from the run's last checkpoint.
 
-    A new run starts from `config.warm_start`, or from a new model. A run that resumes does not read
-    what it started from, which may be gone by then.
+    A new run starts from `config.warm_start`, or from a new model. A resumed run does not read
+    `warm_start` again, which may have been deleted.
 
-    On several hosts each calls it, after `hosts.run_on_hosts` has connected them, with a store of
-    its own; only the first reads and writes the run folder; docs/architecture.md says what it
-    holds.
+    With several hosts, each calls it with its own store after `hosts.run_on_hosts` has connected
+    them; only the first reads and writes the run folder, which docs/architecture.md describes.
 
     Args:
       config: the settings; see `configs/default.py`.
       workdir: the run folder.
-      probes: what to measure on the way, beside the held-out documents. Where one gives values
-        named as in `checkpoint.PROBE_CRITERIA`, they decide which checkpoint is the best.
+      probes: further measurements during training, besides the held-out documents. Values named in
+        `checkpoint.PROBE_CRITERIA` decide which checkpoint is best.
       profile_dir: gets a trace of some steps after the first, for xprof or TensorBoard.
 
     Raises:
-      SystemExit: once it is saved, where a signal asked it to stop before its last step; the
-        status is 128 and the signal's number, as that of a command which a signal ends.
+      SystemExit: after saving, if a signal stops the run before its last step; the status is 128
+        plus the signal's number, as for a command that a signal ends.
     """
     if hosts.is_first():
         require_tracker(config.tracker)
@@ -124,7 +123,7 @@ def _train(
             computed = _computed(experiment, model_config, fault)
             checkpoint.open_run(workdir, experiment, model_config, store, probe_data, computed)
         state = _open_state(experiment, workdir, model_config, params)
-        del params  # else the first device would hold what the run started from
+        del params  # otherwise the first device would keep the initial parameters
         first_step = int(state.step)
         recorder = stack.enter_context(open_recorder(workdir, experiment, first_step))
         batches = _batches_after(first_step, experiment, store)
@@ -132,8 +131,7 @@ def _train(
             _log_length(experiment, store, workdir, first_step)
             batches = _profiled(batches, profile_dir)
         if hosts.count() > 1:
-            # Else a SIGTERM that comes before the first step of a resumed run would stop it at
-            # step 1.
+            # Otherwise a SIGTERM before the first step of a resumed run would stop it at step 1.
             stop_after(first_step)
 
         rates = _Rates(model_config, experiment)
@@ -146,7 +144,7 @@ def _train(
             probe_values = probe(step, state.params)
             is_due = bool(stopped_by) or step % experiment.save_every == 0 or step == n_steps
             if probe_values or is_due:
-                # First: once this step is saved, no later run logs it again.
+                # Log before saving: a resumed run does not log a saved step again.
                 reader.read(state)
             if recorder.log_probe(step, probe_values) or is_due:
                 recorder.save(state, probe_values)
@@ -195,7 +193,7 @@ def _model_and_params(
 
 
 def _with_attention(experiment: Experiment, model_config: ModelConfig) -> tuple[Experiment, str]:
-    """Returns the experiment with the attention of its devices, see `settle_attention`."""
+    """Returns the experiment with the attention chosen for its devices, see `settle_attention`."""
     settings = experiment.step
     lengths = chunk_lengths(settings.loss, experiment.batches.length)
     loss, fault = settle_attention(model_config, settings.loss, lengths)
@@ -204,7 +202,7 @@ def _with_attention(experiment: Experiment, model_config: ModelConfig) -> tuple[
 
 
 def _with_chunks(experiment: Experiment, model_config: ModelConfig) -> Experiment:
-    """Returns the experiment whose chunks, where they are `auto`, fit the devices of all hosts."""
+    """Returns the experiment with `auto` chunks replaced by ones that fit all devices."""
     settings = choose_chunks(model_config, experiment.step, experiment.batches)
     loss = settings.loss
     chunks = {"train.chunk_size": loss.chunk_size, "train.kept_chunks": loss.kept_chunks}
@@ -213,7 +211,7 @@ def _with_chunks(experiment: Experiment, model_config: ModelConfig) -> Experimen
 
 
 def _computed(experiment: Experiment, model_config: ModelConfig, fault: str) -> dict[str, Any]:
-    """Returns how the devices compute the steps, as far as they decide it."""
+    """Returns the choices about computing the steps that depend on the devices."""
     loss, length = experiment.step.loss, experiment.batches.length
     return {
         "devices": count_devices(),
@@ -228,7 +226,7 @@ def _computed(experiment: Experiment, model_config: ModelConfig, fault: str) -> 
 def _open_state(
     experiment: Experiment, workdir: Path, model_config: ModelConfig, params: Any | None
 ) -> TrainState:
-    """Returns the state of `params`, else of the newest checkpoint."""
+    """Returns the state of `params`, or if None that of the newest checkpoint."""
     settings = experiment.step
     state = state_shapes(model_config, settings)
     if hosts.is_first():
@@ -346,9 +344,9 @@ class _Rates:
 
 
 class _MetricsReader:
-    """Reads the metrics of a step after the next one was dispatched: no device waits for the host.
+    """Reads the metrics of a step after dispatching the next, so that no device waits for the host.
 
-    Logs those that are due, and stops the run where too many steps were not finite.
+    Logs those that are due, and stops the run after too many non-finite steps.
     """
 
     def __init__(
@@ -367,7 +365,7 @@ class _MetricsReader:
         self._pending: tuple[int, Metrics] | None = None  # a step, and its metrics on the devices
 
     def follow(self, step: int, metrics: Metrics, state: TrainState) -> None:
-        """Takes the metrics of a step that was dispatched, and reads those of the step before it.
+        """Takes the metrics of a dispatched step, and reads those of the step before it.
 
         `state` is that after the step.
         """
@@ -375,7 +373,7 @@ class _MetricsReader:
         self._pending = step, metrics
 
     def read(self, state: TrainState) -> None:
-        """Reads what is pending, if anything; waits for the devices to be done with that step.
+        """Reads the pending metrics, if any; waits until the devices have finished that step.
 
         `state` is that after it, or after a later step.
         """
@@ -393,16 +391,16 @@ class _MetricsReader:
             self.recorder.log_step(step, values | self.rates.since_last())
 
     def _skip(self, step: int, values: Mapping[str, float], state: TrainState) -> None:
-        """Says of a step that is not finite what its batch was.
+        """Reports a non-finite step with its batch.
 
-        Before the first that is one too many, saves the state as it was before it, and raises.
+        If it is one too many, saves the state from before it, and raises.
         """
         allowed = self.experiment.step.skip_nonfinite
         what = _describe(self.store, self.experiment.batches, step, values)
         if self.n_skipped <= allowed:
             logger.warning("%s; left out, %d of at most %d", what, self.n_skipped, allowed)
             return
-        # Without that step: the same command reaches it again.
+        # Not counting that step: the same command reaches it again.
         self.recorder.save(state._replace(skipped=jnp.int32(allowed)), {})
         raise UserError(
             f"{what}; the run is saved as it was before that step"
@@ -411,14 +409,14 @@ class _MetricsReader:
 
 
 def _describe(store: TokenStore, spec: BatchSpec, step: int, metrics: Mapping[str, float]) -> str:
-    """Says of a step that is not finite what its batch was; that follows from seed and step."""
+    """Describes a non-finite step and its batch, which follows from seed and step."""
     losses = [f"{name} {x:.4g}" for name, x in metrics.items() if name != "learning_rate"]
     documents = first_three(batch_document_ids(store, spec, step - 1))
     return f"step {step} is not finite ({', '.join(losses)}; documents {documents})"
 
 
 def _profiled(batches: Iterator[Batch], folder: Path | None) -> Iterator[Batch]:
-    """Yields batches; traces what happens from the first to the last of `PROFILE_BATCHES`."""
+    """Yields batches, and records a trace during `PROFILE_BATCHES`."""
     if folder is None:
         yield from batches
         return

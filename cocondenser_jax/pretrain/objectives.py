@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-# Of a block of rows of a contrastive loss: 128 MiB of scores. The paper's batch has 2^24 on one
+# The largest block of a contrastive loss: 128 MiB of scores. The paper's batch has 2^24 on one
 # device.
 MOST_SCORES = 2**25
 
@@ -31,7 +31,7 @@ def masked_lm_sum(
       labels_BxM: the token ids that were masked.
       weights_BxM: 1 for slots that hold a masked token, 0 for unused ones.
     """
-    # Flat, as they were multiplied: a TPU would copy them for a softmax by spans.
+    # Flat, like the product that made them: a TPU would copy them for a softmax per span.
     logits_SxV = logits_BxMxV.reshape(-1, logits_BxMxV.shape[2]).astype(jnp.float32)
     return jnp.sum(_cross_entropy(logits_SxV, labels_BxM.reshape(-1)) * weights_BxM.reshape(-1))
 
@@ -65,14 +65,15 @@ def corpus_contrastive_sum(
 ) -> Float[Array, ""]:
     """Returns the sum over this device's spans of the corpus-level contrastive loss.
 
-    Equation 6 of Gao & Callan, arXiv 2108.05540: for span j of document i,
-    L_co = -log exp s<h_i1, h_i2> / sum over kl != ij of exp s<h_ij, h_kl>, where kl runs over the
-    spans of all devices of all hosts, which `axis_name` is mapped over. There, s is 1; temperatures
-    of other papers are 1 / s.
+    Equation 6 of Gao & Callan, arXiv 2108.05540: for span j of document i, L_co = -log exp s<h_i1,
+    h_i2> / sum over kl != ij of exp s<h_ij, h_kl>, where kl runs over the spans of all devices of
+    all hosts, which `axis_name` maps over. The paper has s = 1; the temperature of other papers is
+    1 / s.
 
     Args:
       vectors_SxD: float32; rows 2i and 2i + 1 are a pair. Every device has the same number of rows.
-      origins_Sx2: of each row, as in `Batch`: rows of one origin are no negatives of each other.
+      origins_Sx2: of each row, as in `Batch`; rows that share an origin are not negatives of each
+        other.
       axis_name: of the mapped axis.
       scale: s.
     """
@@ -114,7 +115,7 @@ def inverse_cloze_sum(
     return _sum_over_rows(loss_sum, rows, texts_AxD.shape[0])
 
 
-# What a contrastive loss keeps from step to step: a tree of arrays, the same on every device.
+# The memory of a contrastive loss between steps: a tree of arrays, the same on every device.
 Memory = Any
 # Vectors and origins of a device's rows, the memory before a step, mapped axis and scale to the sum
 # of a loss and the memory after the step. No gradient goes through a memory.
@@ -139,12 +140,12 @@ def without_memory(loss_sum: Callable[..., Float[Array, ""]]) -> Contrast:
 
 
 class Objective(NamedTuple):
-    """What is learned from what."""
+    """A pre-training objective: its examples and its losses."""
 
     example: str | None = None  # a name in `EXAMPLES`; None: what `config.data.pairs` names
     predicts_tokens: bool = False  # whether tokens are masked and predicted
     has_head: bool = False  # whether a Condenser head predicts them, too
-    predicts_words: bool = False  # whether the vector predicts which words its span has
+    predicts_words: bool = False  # whether the vector predicts which words occur in its span
     n_copies: int = 1  # rows of a span: the head reads the embeddings of the second
     contrast: Contrast | None = None
     n_contrasted: int = 0  # rows of an example for which it is summed
@@ -191,10 +192,10 @@ OBJECTIVES = {
 def _gather(
     values_SxD: Shaped[Array, "S D"], axis_name: str
 ) -> tuple[Shaped[Array, "A D"], Int[Array, " S"]]:
-    """Returns the rows of all devices, and which of them are this one's."""
+    """Returns the rows of all devices, and the indices of this device's rows among them."""
     n_local = values_SxD.shape[0]
     all_AxD = jax.lax.all_gather(values_SxD, axis_name, tiled=True)
-    # The index over all devices of all hosts, never the one within a host.
+    # The index over all devices of all hosts, not the index within a host.
     return all_AxD, jax.lax.axis_index(axis_name) * n_local + jnp.arange(n_local)
 
 
@@ -203,8 +204,8 @@ def _sum_over_rows(
 ) -> Float[Array, ""]:
     """Returns the loss of rows that are compared with `n_columns` others each.
 
-    Where there are more than `MOST_SCORES` scores, they are computed in blocks of rows, and again
-    for the gradient: no more than a block of them is in memory.
+    More than `MOST_SCORES` scores are computed in blocks of rows and recomputed for the gradient,
+    so that only one block is in memory.
     """
     n_rows = len(jax.tree.leaves(rows)[0])
     if n_rows * n_columns <= MOST_SCORES:
@@ -216,14 +217,14 @@ def _sum_over_rows(
 
 
 def _may_compare(origins_Sx2: Int[Array, "S 2"], all_Ax2: Int[Array, "A 2"]) -> Bool[Array, "S A"]:
-    """Returns which rows of all devices are of another document, and another text, than each."""
+    """Returns, for each row, which rows of all devices differ from it in document and text."""
     return jnp.all(origins_Sx2[:, None] != all_Ax2[None], axis=2)
 
 
 def _positive_loss(
     logits_SxA: Float[Array, "S A"], allowed_SxA: Bool[Array, "S A"], positives_S: Int[Array, " S"]
 ) -> Float[Array, " S"]:
-    """Returns −log softmax at each row's positive, over the positive and what is allowed."""
+    """Returns −log softmax at each row's positive, over the positive and the allowed negatives."""
     is_positive_SxA = positives_S[:, None] == jnp.arange(logits_SxA.shape[1])[None]
     logits_SxA = jnp.where(allowed_SxA | is_positive_SxA, logits_SxA, -jnp.inf)
     return _cross_entropy(logits_SxA, positives_S)
@@ -242,8 +243,8 @@ def _cross_entropy(
 ) -> Float[Array, " S"]:
     """Returns −log softmax of the logits, along their last axis, at the labels.
 
-    The gradient is softmax − one-hot, element by element: JAX's own would scatter the labels' part
-    into zeros of the logits' size first, which a GPU writes and reads.
+    The gradient is softmax − one-hot, element by element: JAX's own gradient would first scatter
+    the labels' part into an array of zeros as large as the logits, which a GPU writes and reads.
     """
     return _cross_entropy_forward(logits_SxV, labels_S)[0]
 

@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up and decay, as BERT is trained, or with a stable phase between."""
+"""AdamW with linear warm-up and decay, as for BERT, optionally with a stable phase in between."""
 
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ def learning_rate_schedule(settings: AdamW) -> optax.Schedule:
     n_decay = n_steps - n_warmup
     if settings.schedule == "stable":
         n_decay = min(round(settings.decay_ratio * n_steps), n_decay)
-    # The first step already moves: step t has the rate (t + 1) / n_warmup of the peak.
+    # The rate is not zero at the first step: step t has (t + 1) / n_warmup of the peak.
     warmup = optax.linear_schedule(peak / max(n_warmup, 1), peak, max(n_warmup - 1, 1))
     decay = optax.linear_schedule(peak, 0.0, max(n_decay, 1))
     if settings.schedule == "linear":
@@ -57,7 +57,7 @@ def clip(gradient: Any, norm: Float[Array, ""], max_norm: float) -> Any:
 
 
 def make_optimizer(settings: AdamW) -> optax.GradientTransformation:
-    """Returns AdamW, for gradients that are clipped already."""
+    """Returns AdamW for gradients that are already clipped."""
     return optax.adamw(
         learning_rate_schedule(settings),
         b1=settings.b1,

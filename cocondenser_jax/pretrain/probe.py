@@ -1,9 +1,9 @@
-"""Probes: what is measured of the model while it trains.
+"""Probes: measurements of the model during training.
 
-One is always there: is a span nearer to the other span of its held-out document than to all others,
-how well are held-out tokens predicted, do the CLS vectors still differ? Others are handed in, such
-as how well the vectors search a collection without any fine-tuning. docs/probe.md says how to read
-them.
+The built-in probe measures whether a span is closer to the other span of its held-out document than
+to all other spans, how well held-out tokens are predicted, and whether the CLS vectors still
+differ. Callers can add others, such as how well the vectors search a collection without
+fine-tuning. docs/probe.md says how to read them.
 """
 
 import functools
@@ -33,21 +33,21 @@ class Snapshot(NamedTuple):
     """The model after a step."""
 
     params: Any
-    # From queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`. Texts are
-    # read as those of a batch are: as many tokens, behind the same prompts.
+    # Maps queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`. Texts are
+    # read like those of a batch: with the same lengths and prompts.
     encode: Callable[[Sequence[str], Sequence[tuple[str, str]]], tuple[np.ndarray, np.ndarray]]
 
 
 class Probe(NamedTuple):
-    """Something to measure of the model while it trains; every host has the same."""
+    """A measurement of the model during training; every host has the same probes."""
 
-    measure: Callable[[Snapshot], Mapping[str, float]]  # values by name, on every host alike
-    every: int  # steps between two; it is measured after the last step, too
-    # What it reads, as checksums by name: those of a run that resumes must be the same.
+    measure: Callable[[Snapshot], Mapping[str, float]]  # values by name, the same on every host
+    every: int  # steps between measurements; there is one after the last step, too
+    # Checksums, by name, of the data that it reads; a resumed run must have the same.
     record: Mapping[str, str] = MappingProxyType({})
 
 
-N_ROWS = 64  # that a device encodes at a time
+N_ROWS = 64  # encoded at a time by a device
 # Mean cosine. In configs/quickstart.py:condenser without `late_mlm` the vectors collapse: 0.9996 at
 # step 350, effective rank 1.4 of 128; as shipped, 0.82 at step 125, effective rank 7.8. Those of a
 # new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
@@ -68,7 +68,7 @@ def open_probes(
     n_warmup = experiment.step.optimizer.warmup_ratio * n_steps
     is_collapsed = False
 
-    @functools.lru_cache(maxsize=4)  # else each probe would tokenize its texts again
+    @functools.lru_cache(maxsize=4)  # otherwise each probe would tokenize its texts again
     def read(queries: tuple[str, ...], passages: tuple[str, ...]) -> Batch:
         return _batch_of((queries, passages), experiment.batches, store)
 
@@ -122,14 +122,14 @@ def _held_out_probes(experiment: Experiment, store: TokenStore, forward: Forward
 def _measure_held_out(
     forward: Forward, whole: Batch, masked: Batch | None, is_pair: bool, params: Any
 ) -> dict[str, float]:
-    """Measures the vectors of held-out spans, and how well their masked tokens are predicted."""
+    """Measures the vectors of held-out spans, and the prediction of their masked tokens."""
     n_spans = len(whole.input_ids_SxL)
     batch = whole
     if masked:
         batch = Batch(*map(np.concatenate, zip(whole, masked, strict=True)))
     vectors_SxD, sums = forward(params, batch)
     values = measure_vectors(vectors_SxD[:n_spans], is_pair)
-    if masked:  # the loss of the Condenser head, where there is one
+    if masked:  # the loss of the Condenser head, if there is one
         total = sums["head_mlm"] if "head_mlm" in sums else sums.get("late_mlm", 0.0)
         values["mlm_loss"] = total / max(masked.weights_SxM.sum(), 1.0)
     return values
@@ -138,10 +138,10 @@ def _measure_held_out(
 def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
     """Measures the vectors of held-out spans; in pairs, rows 2i and 2i + 1 are positives.
 
-    The rank of a positive is that of its inner product among those of all other spans; what is as
-    near as the positive counts as nearer. `alignment` (α = 2) and `uniformity` (t = 2) are
-    equations 1 and 2 of Wang & Isola, arXiv 2005.10242. `effective_rank` is exp of the entropy of
-    the normalized singular values (Roy & Vetterli, "The effective rank", EUSIPCO 2007).
+    The rank of a positive is that of its inner product among those of all other spans; ties count
+    against it. `alignment` (α = 2) and `uniformity` (t = 2) are equations 1 and 2 of Wang & Isola,
+    arXiv 2005.10242. `effective_rank` is exp of the entropy of the normalized singular values (Roy
+    & Vetterli, "The effective rank", EUSIPCO 2007).
     """
     vectors_SxD = vectors_SxD.astype(np.float64)
     unit_SxD = vectors_SxD / np.maximum(np.linalg.norm(vectors_SxD, axis=1), 1e-12)[:, None]
@@ -170,7 +170,7 @@ def measure_vectors(vectors_SxD: np.ndarray, is_pair: bool) -> dict[str, float]:
 def _batch_of(
     texts: tuple[Sequence[str], Sequence[str]], spec: BatchSpec, store: TokenStore
 ) -> Batch:
-    """Returns queries and passages, read as those of a batch are: its prompts and limits."""
+    """Tokenizes queries and passages like the texts of a batch, with its prompts and limits."""
     tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
     ids: list[list[int]] = []
     prompts: list[str] = []

@@ -1,4 +1,4 @@
-"""What a run records while it trains: metrics, checkpoints, and which of its probes is the best."""
+"""Records a run during training: metrics, checkpoints, and which of its probes is the best."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,9 @@ class Recorder(NamedTuple):
 
     log: Callable[[int, Mapping[str, float]], None]  # the values of a step
     save: Callable[[TrainState, ProbeValues], None]  # a checkpoint, with its step's probe
-    probes: dict[int, ProbeValues]  # by step: those of the checkpoints, and all since the start
+    probes: dict[
+        int, ProbeValues
+    ]  # by step: those of existing checkpoints, and all since this process started
     bar: tqdm
     is_silent: bool
 
@@ -30,7 +32,7 @@ class Recorder(NamedTuple):
         self.bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
 
     def log_probe(self, step: int, values: ProbeValues) -> bool:
-        """Logs what the probe measured, if anything; says whether no earlier step was better."""
+        """Logs the probe's measurements, if any; returns whether no earlier step was better."""
         if self.is_silent or not values:
             return False
         self.log(step, values)

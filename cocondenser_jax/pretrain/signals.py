@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves after the step that it is at."""
+"""Signals that ask a run to stop: it finishes the current step, saves and ends."""
 
 import os
 import signal
@@ -12,11 +12,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def between_steps(run: Callable[[Callable[[int], int]], None]) -> None:
     """Calls `run(stop_after)`; `run` calls `stop_after(step)` after each step.
 
-    That returns the number of the signal that asks it to stop there, or 0.
+    `stop_after` returns the number of the signal that asked the run to stop, or 0.
 
-    Until its first call there is nothing to save, and a signal ends the process at once; so does
-    the next after one that was answered. Under `nohup`, SIGHUP stays ignored. Only the main thread
-    gets signals.
+    Until its first call there is nothing to save, and a signal ends the process immediately; so
+    does a second signal. Under `nohup`, SIGHUP stays ignored. Only the main thread receives
+    signals.
     """
     requests: list[int] = []
     numbers = []
@@ -26,7 +26,7 @@ def between_steps(run: Callable[[Callable[[int], int]], None]) -> None:
     def answer(number: int, _: Any) -> None:
         requests.append(number)
         handle(signal.SIG_DFL)
-        # Not a log message: what the signal interrupts may be writing one.
+        # Not logged: the signal may have interrupted the logger.
         os.write(2, b"stopping after this step to save; a second signal ends the run at once\n")
 
     def handle(handler: Any) -> dict[signal.Signals, Any]:

@@ -1,4 +1,4 @@
-"""One training step of one device, which has a part of the batch: pure functions.
+"""One training step of one device on its part of the batch, as pure functions.
 
 They communicate along the axis `AXIS`; `devices.py` maps them over all devices.
 """
@@ -38,11 +38,11 @@ from cocondenser_jax.pretrain.objectives import (
 from cocondenser_jax.pretrain.optimizer import AdamW, clip, learning_rate_schedule, make_optimizer
 
 AXIS = "devices"
-# Of the full length: a chunk is computed at the first of these that holds all of its spans. On
-# Wikipedia, with 128 tokens and chunks of 64, padding falls from 14.6 % to 10.4 %. Each length is a
-# program of its own: with a third (8.9 %) BERT-base took more than 21 GB of memory to compile.
+# Fractions of the full length: a chunk is computed at the shortest that fits all of its spans. On
+# Wikipedia, with 128 tokens and chunks of 64, padding falls from 14.6 % to 10.4 %. Each length is
+# compiled separately: with a third one (8.9 %), compiling BERT-base took more than 21 GB of memory.
 LENGTH_FRACTIONS = (7 / 8, 1)
-# The same for an objective that predicts no tokens: its programs are small, and a sentence and the
+# The same for objectives that predict no tokens: their programs are small, and a sentence and the
 # rest of its span differ in length. With pairs of sentences, MiniLM takes 0.6 of the time.
 ENCODER_LENGTH_FRACTIONS = (1 / 4, 1 / 2, 3 / 4, 1)
 
@@ -62,11 +62,11 @@ class LossSettings(NamedTuple):
 
 
 class StepSettings(NamedTuple):
-    """What a training step depends on, besides the network and the batch."""
+    """Everything that a training step depends on besides the network and the batch."""
 
     loss: LossSettings
     optimizer: AdamW
-    skip_nonfinite: int  # steps that the run may leave out
+    skip_nonfinite: int  # non-finite steps that the run may skip
 
 
 class TrainState(NamedTuple):
@@ -106,7 +106,7 @@ def train_step(
         )
         return optax.apply_updates(state.params, updates), optimizer_state, remembered
 
-    # A branch: to choose element by element, XLA for CPUs would copy both moments first.
+    # A branch, because XLA for CPUs would copy both moments to select element by element.
     params, optimizer_state, memory = jax.lax.cond(
         finite & ~halted, update, lambda: (state.params, state.optimizer_state, state.memory)
     )
@@ -137,13 +137,13 @@ def loss_and_gradient(
 ) -> tuple[Metrics, Any, tuple[Memory, ...]]:
     """Returns losses of the whole batch, gradient and new memory, the same on every device.
 
-    L = mlm_weight * L_mlm + L_co, or what the objective has of the two. L_mlm is the head's
-    masked-token loss plus, with `late_mlm`, the backbone's, each averaged over all tokens of the
-    global batch that are masked for it (`token_mean`), or summed within a span and averaged over
-    spans as in equations 5 and 7 of arXiv 2108.05540 (`span_sum`); with bag-of-words prediction
-    also the mean of its loss over spans. L_co is the mean of the
-    objective's contrastive loss, or where vectors have several sizes the sum of the means for each
-    (Kusupati et al., arXiv 2205.13147, equation 1 with weights of 1).
+    L = mlm_weight * L_mlm + L_co, or only one of the two, depending on the objective. L_mlm is the
+    head's masked-token loss plus, with `late_mlm`, the backbone's, each averaged over all tokens of
+    the global batch that are masked for it (`token_mean`), or summed within a span and averaged
+    over spans as in equations 5 and 7 of arXiv 2108.05540 (`span_sum`); with bag-of-words
+    prediction also the mean of its loss over spans. L_co is the mean of the objective's contrastive
+    loss, or where vectors have several sizes the sum of the means for each (Kusupati et al., arXiv
+    2205.13147, equation 1 with weights of 1).
 
     To be mapped with the axis name `AXIS` over devices, each with its part of the batch. The step
     seeds the dropout.
@@ -155,9 +155,9 @@ def loss_and_gradient(
     model = Condenser(network, dtype, layout.attention, objective.predicts_words)
     n_local = batch.input_ids_SxL.shape[0]
     n_spans = n_local * jax.lax.axis_size(AXIS)
-    # What there is of each prediction: masked tokens, or spans.
+    # The number of predictions of each loss: masked tokens, or spans.
     n_predicted = _count_masked(objective, batch) | {"bag_of_words": n_spans}
-    # What the sum of each loss is divided by.
+    # The divisor of each loss's sum.
     reductions = {
         "token_mean": n_predicted,
         "span_sum": dict.fromkeys(n_predicted, n_spans // objective.n_copies),
@@ -168,8 +168,8 @@ def loss_and_gradient(
         means = [total / counts[name] for name, total in sums.items()]
         return settings.mlm_weight * sum(means, jnp.zeros(()))
 
-    # Neighbors in length share a chunk, so that chunks of short spans can be computed short. The
-    # copies of a span, of one length, stay together.
+    # Spans of similar length share a chunk, so that chunks of short spans can be computed at a
+    # shorter length. The copies of a span have the same length and stay together.
     order_S = jnp.argsort(jnp.sum(batch.attention_mask_SxL, axis=1), stable=True)
     place_S = jnp.argsort(order_S)
 
@@ -210,13 +210,13 @@ def loss_and_gradient(
         n_kept=settings.kept_chunks,
     )
     (grads,) = pull_back(grads)
-    # Every device holds its own terms of sums over the global batch: add them once. XLA would copy
-    # the sums of a single device.
+    # Every device holds its own terms of sums over the global batch: sum them once. For a single
+    # device, XLA would copy them.
     if jax.lax.axis_size(AXIS) > 1:
         contrastive_loss, sums, grads = jax.lax.psum((contrastive_loss, sums, grads), AXIS)
     losses = {
         "loss": weigh(sums) + contrastive_loss,
-        # Per masked token or span, whatever the reduction, so that runs can be compared.
+        # Always per masked token or span, so that runs with different reductions are comparable.
         **{f"{name}_loss": total / n_predicted[name] for name, total in sums.items()},
     }
     if objective.contrast:
@@ -225,7 +225,7 @@ def loss_and_gradient(
 
 
 def _fractions(objective: Objective) -> Sequence[float]:
-    """Returns at which fractions of the full length chunks are computed."""
+    """Returns the fractions of the full length at which chunks are computed."""
     return LENGTH_FRACTIONS if objective.predicts_tokens else ENCODER_LENGTH_FRACTIONS
 
 
@@ -241,7 +241,7 @@ def _sizes(model_config: ModelConfig) -> tuple[int, ...]:
 
 
 def _split_copies(objective: Objective, rows: Any) -> list[Any]:
-    """Returns each copy's rows: the first is for the backbone, and the last for the head."""
+    """Returns each copy's rows: the first copy is for the backbone, the last for the head."""
     n_copies = objective.n_copies
     return [jax.tree.map(lambda x, i=i: x[i::n_copies], rows) for i in range(n_copies)]
 
@@ -268,9 +268,9 @@ def _dropout_seeds(
 
 
 def _reading(function: Callable[[Any, Any], Any], rounded: Any) -> Callable[[Any, Any], Any]:
-    """Returns a function of parameters and a chunk that reads linear maps as they were rounded.
+    """Returns the function, reading linear maps from the parameters that were rounded before.
 
-    XLA would not move the rounding out of the branches for a chunk's length.
+    XLA would not move the rounding out of the branches for the chunk lengths.
     """
     return lambda params, chunk: function(with_rounded(params, rounded), chunk)
 
@@ -337,7 +337,7 @@ def _words(batch: Any) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
     masked_BxL = batch.input_ids_SxL
     rows_Bx1 = jnp.arange(len(masked_BxL))[:, None]
     positions_BxM = batch.masked_positions_SxM
-    # An unused slot names a place that keeps its token.
+    # An unused slot points to a position that keeps its token.
     labels_BxM = jnp.where(
         batch.weights_SxM > 0, batch.labels_SxM, masked_BxL[rows_Bx1, positions_BxM]
     )
@@ -371,7 +371,7 @@ def forward_sums(
 def check_batch(
     spec: BatchSpec, chunk_size: Any, max_length: int, n_devices: int, kept_chunks: Any = 0
 ) -> None:
-    """Raises a UserError where batch, chunks, devices and model do not fit each other."""
+    """Raises a UserError if batch, chunks, devices and model do not fit together."""
     if spec.batch_size % n_devices:
         raise UserError(
             f"config.data.batch_size {spec.batch_size} is not a multiple of {n_devices} devices"
@@ -406,7 +406,7 @@ def check_batch(
 
 
 def new_memory(model_config: ModelConfig, settings: LossSettings) -> tuple[Memory, ...]:
-    """Returns what the contrastive loss remembers before the first step."""
+    """Returns the memory of the contrastive loss before the first step."""
     objective: Objective = lookup(OBJECTIVES, settings.objective, "objective")
     sizes = _sizes(model_config) if objective.contrast else ()
     return tuple(objective.new_memory(size) for size in sizes)
@@ -426,7 +426,7 @@ def initial_state(params: Any, optimizer: AdamW, memory: tuple[Memory, ...]) -> 
 
 
 def state_shapes(model_config: ModelConfig, settings: StepSettings) -> TrainState:
-    """Returns a state of shapes and dtypes, without arrays."""
+    """Returns a state that holds shapes and dtypes instead of arrays."""
 
     def state() -> TrainState:
         memory = new_memory(model_config, settings.loss)
@@ -436,7 +436,7 @@ def state_shapes(model_config: ModelConfig, settings: StepSettings) -> TrainStat
 
 
 def split_rows(tree: Any, n_parts: int) -> Any:
-    """Cuts every array into equal parts along a new leading axis: of devices, or of chunks."""
+    """Splits every array into equal parts along a new leading axis: devices, or chunks."""
     return jax.tree.map(lambda x: x.reshape(n_parts, len(x) // n_parts, *x.shape[1:]), tree)
 
 
@@ -445,9 +445,8 @@ def at_shortest_length(
 ) -> Any:
     """Calls a function on a chunk without the columns that are padding in all of its spans.
 
-    XLA needs static shapes, so there are a few lengths to choose from, and one program for each;
-    likewise the slots for masked tokens. Devices choose on their own: the function must not
-    communicate.
+    XLA needs static shapes, so there is one program for each of a few lengths and numbers of slots
+    for masked tokens. Each device chooses for itself, so the function must not communicate.
     """
     batch, _ = chunk
     full_length = batch.input_ids_SxL.shape[1]

@@ -1,7 +1,7 @@
-"""The kernels of a network tried on a device, beside XLA, before a run computes with them.
+"""Compares the kernels of a network with XLA on a device, before a run uses them.
 
-A compiler that has a fault, or a card that the kernels were never run on, would train a wrong model
-and say nothing.
+With a faulty compiler, or on a card that the kernels never ran on, a run could otherwise train a
+wrong model without an error.
 """
 
 import functools
@@ -23,24 +23,24 @@ from cocondenser_jax.model.encoder import attention_of, layer_norm
 from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
 from cocondenser_jax.model.sum_norm import NormSettings, add_and_normalize
 
-# From the arrays of a trial, by name, and what has no gradient.
+# A function of a trial's arrays, by name, and of inputs without a gradient.
 Function = Callable[[dict[str, jax.Array], Any], jax.Array]
 # From queries, keys and values, biases, mask, seeds and settings, see `joint.attend_jointly`.
 Attention = Callable[[Any, Any, Any, Any, AttentionSettings], Float[Array, "B L D"]]
-# Of the norm of what XLA gives. Interpreted in bfloat16, the gradients of queries differ by 0.0045,
-# by blocks by 0.0086; XLA's own are 0.0072 from those of float32. Accelerators round the operands
-# of float32 products, too.
+# Relative to the norm of XLA's result. Interpreted in bfloat16, the gradients of queries differ by
+# 0.0045, by blocks by 0.0086; XLA's own are 0.0072 from those of float32. Accelerators round the
+# operands of float32 products, too.
 _TOLERANCE = 0.02
 _LONGEST = 512  # tokens
-_NORM_LENGTH = 33  # tokens of each span, whose rows fill no program
+_NORM_LENGTH = 33  # tokens of each span, whose rows do not fill a program
 
 
 class Trial(NamedTuple):
-    """What a kernel and XLA compute, of the same arrays."""
+    """A kernel and its XLA counterpart, on the same arrays."""
 
     kernel: Function
     xla: Function
-    arrays: dict[str, jax.Array]  # by name, whose gradients are compared
+    arrays: dict[str, jax.Array]  # by name; their gradients are compared
     others: Any
     cotangent: jax.Array
 
@@ -52,7 +52,7 @@ def attention_trial(
     dtype: str,
     has_biases: bool = True,
 ) -> Trial:
-    """Returns the trial of an attention on spans of a full length, and of less.
+    """Returns the trial of an attention kernel on spans of the full length and of shorter ones.
 
     Args:
       kernel: the attention.
@@ -79,7 +79,7 @@ def attention_trial(
             context_BxLxD = attention(
                 product_BxLx3D, arrays.get("biases"), mask_BxL, seeds_BxN, settings
             )
-            # Nobody reads what a row of padding sees.
+            # The output of padding rows is never used.
             return jnp.where(mask_BxL[:, :, None], context_BxLxD, 0)
 
         return compute
@@ -118,15 +118,15 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax
 
 
 def find_fault(trial: Trial) -> str:
-    """Returns what is wrong with a kernel on the first device of this host, "" if nothing is.
+    """Returns what is wrong with a kernel on this host's first device; "" if nothing is.
 
-    Its output and its gradient must be those of XLA, up to the rounding of the arrays' dtype. What
-    Pallas, Triton or Mosaic raises is a fault, too.
+    Its output and gradient must equal XLA's up to rounding in the arrays' dtype. An exception from
+    Pallas, Triton or Mosaic is a fault, too.
     """
     expected = with_gradient(trial.xla, trial)
     try:
         found = with_gradient(trial.kernel, trial)
-    except Exception as error:  # each compiler has its own
+    except Exception as error:  # each compiler has its own exceptions
         return f"it fails: {whole_message(error)}"
     differences = {name: _difference(found[name], expected[name]) for name in expected}
     worst = max(differences, key=lambda name: differences[name])
@@ -159,7 +159,7 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 @functools.cache
 def kernel_fault(config: ModelConfig, dtype: str, platform: str, lengths: tuple[int, ...]) -> str:
-    """Returns which of a platform's kernels for a network is wrong, and why, "" if none is."""
+    """Returns which of a platform's kernels for a network is wrong, and why; "" if none is."""
     for name, trial in _trials(config, dtype, platform, lengths):
         if fault := find_fault(trial):
             return f"{name}: {fault}"
@@ -169,9 +169,9 @@ def kernel_fault(config: ModelConfig, dtype: str, platform: str, lengths: tuple[
 def _trials(
     config: ModelConfig, dtype: str, platform: str, lengths: tuple[int, ...]
 ) -> Iterator[tuple[str, Trial]]:
-    """Yields the trials of a platform's kernels, as the layers that compute all rows call them.
+    """Yields trials of a platform's kernels, called as in the layers that compute all rows.
 
-    Spans have each of the lengths, or the last tokens of a longer one.
+    Spans have each of the lengths, or end within a block like a longer length.
     """
     kernel = functools.partial(attend_jointly, platform=platform)
     size = config.hidden_size // config.num_attention_heads
@@ -184,5 +184,5 @@ def _trials(
 
 
 def _shortened(length: int) -> int:
-    """Returns a length that ends within a block as another does, and for which XLA has the room."""
+    """Returns a length that ends within a block like the given one but that fits XLA's memory."""
     return length if length <= _LONGEST else _LONGEST - -length % BLOCK

@@ -1,4 +1,4 @@
-"""What a run starts from: another run, a Hugging Face model, or a new model."""
+"""The model that a run starts from: another run, a Hugging Face model, or a new one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ from cocondenser_jax.pretrain.experiment import (
 )
 from cocondenser_jax.representation import AS_IN_PAPERS
 
-# What a model that is started from does not keep.
+# Fields that a starting model does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
-    """Returns the model that an experiment names to start from, and its parameters; else a new one.
+    """Returns the model that an experiment starts from, and its parameters; by default a new one.
 
     Raises:
       UserError: if the store was made with another tokenizer than the model's, or the model lacks
@@ -55,9 +55,9 @@ def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig,
 def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
     """Returns a new model, with the bias of the MLM projection at each token's log frequency.
 
-    The projection is tied to the word embeddings. While its bias still has to learn that most words
-    are rare, the embeddings learn it instead: those of all rare words move in one direction, and
-    can hardly be told apart afterwards.
+    The projection is tied to the word embeddings. Until its bias has learned that most words are
+    rare, the embeddings learn it instead: those of all rare words move in the same direction and
+    become hard to tell apart.
     """
     model_config = new_network(experiment.network)
     params = init_params(model_config, experiment.step.loss.seed)
@@ -74,16 +74,16 @@ def load_warm_start(
     *,
     trains_mlm: bool = True,
 ) -> tuple[ModelConfig, Any]:
-    """Reads what a run starts from: the folder of another run, or a model as it is opened.
+    """Reads the model that a run starts from: the folder of another run, or an opened model.
 
-    Its sizes are its own, and so is its Condenser head where it has one: `network`, that of the
-    experiment, must then have the same `n_head_layers` and `skip_from`, or no head. Where there is
-    no head, `network` shapes the one that is drawn; where a head does not say what it reads,
-    `skip_from` is that of `network`. The dropout rates and `late_mlm` are always those of
-    `network`. Its vectors are its own, but for what `vectors` says.
+    It keeps its sizes and its Condenser head, if it has one; the experiment's `network` must then
+    have the same `n_head_layers` and `skip_from`, or no head. If it has no head, `network` gives
+    the shape of a new one; if its head does not record `skip_from`, `network` does. The dropout
+    rates and `late_mlm` always come from `network`. It keeps its representation, except for what
+    `vectors` overrides.
 
-    A Condenser head or an MLM projection that is missing is drawn from `init_head_seed`; None
-    forbids it. See `with_missing_head` for `trains_mlm`.
+    A missing Condenser head or MLM projection is initialized from `init_head_seed`; None forbids
+    it. See `with_missing_head` for `trains_mlm`.
     """
     head = {name: network[name] for name in ("n_head_layers", "skip_from")}
     if isinstance(start, Path):
@@ -119,10 +119,10 @@ def load_warm_start(
 
 
 def _check_vocabulary(start: ModelFolder | Path, store: TokenStore) -> None:
-    """Raises a UserError where the store has other tokens than those the model was trained on."""
+    """Raises a UserError if the store was made with other tokens than the model's."""
     tokenizer = start / "tokenizer" if isinstance(start, Path) else start.network.path
     lowers_case = not isinstance(start, Path) and start.lowers_case
-    # The model may know more tokens. How texts are cut is the store's: it goes with the model.
+    # The model may have more tokens. The store's tokenizer is exported with the model.
     known = load_tokenizer(str(tokenizer)).backend.get_vocab().items()
     if not store.tokenizer.backend.get_vocab().items() <= known:
         raise UserError(

@@ -90,11 +90,11 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
       The trial, which is not judged where `data` has no judgments at all, and no other split than
       SPLIT is asked for; and its passages.
     """
-    require_language(trial.language)
     for metric in trial.metrics:
         parse_metric(metric)
     if is_unjudged(trial.data) and trial.split == SPLIT:
         trial = trial._replace(log=_check_unjudged(trial))
+        require_language(trial.language)  # loads bm25s, which a missing file need not wait for
         return trial, survey_passages(trial.passages)
     _, qrels = read_split(trial.data, trial.split)
     if len(qrels) < 2:
@@ -103,6 +103,7 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
         )
     if trial.ignore_identical_ids:
         require_other_answers(qrels)
+    require_language(trial.language)
     return trial, _survey_judged(trial, qrels)
 
 

@@ -97,6 +97,7 @@ def test_a_kill_before_the_settings_are_there_leaves_no_trace(inputs, monkeypatc
     (tmp_path / "run").mkdir(exist_ok=True)
     for left in ("finetune.json.partial", "finetune.json.partial.lock"):
         (tmp_path / "run" / left).touch()
+    (tmp_path / "run" / "finetune.stored").mkdir(exist_ok=True)
     monkeypatch.setattr(trainer, "run", kill)
     with pytest.raises(Killed):
         finetune(config, tmp_path / "run")
@@ -127,6 +128,7 @@ def test_a_run_resumes_on_the_same_data_only(inputs, monkeypatch, tmp_path):
         (inputs / path).write_text(before.replace(old, new, 1))
         with pytest.raises(UserError, match=rf"was started with sha256\.{what}=.*: choose a new"):
             finetune(config, tmp_path / "run")
+        assert (tmp_path / "run" / "finetune.stored").is_dir()  # the run may still go on
         (inputs / path).write_text(before)
 
     moved = inputs.rename(tmp_path / "moved")

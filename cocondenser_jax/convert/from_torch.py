@@ -1,4 +1,4 @@
-"""A Hugging Face folder or hub model → Flax parameters. Nothing in it is executed."""
+"""A Hugging Face folder or hub model → Flax parameters. No code in the folder is executed."""
 
 import dataclasses
 import logging
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 
 _GLOBAL = "full_attention"
 _LOCAL = "sliding_attention"
-# What to do about vectors that cannot be trained: train others.
+# The advice if a model's vectors cannot be trained: train others.
 _OTHER_VECTORS = "or --config.model.representation=cls"
-# Heads that a retriever never uses, and a buffer of older releases.
+# Heads that a retriever does not use, and a buffer of older releases.
 _IGNORED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|position_ids|decoder)(\.|$)")
 
 
@@ -64,18 +64,19 @@ def load_folder(
     """Reads a backbone and its Condenser head.
 
     Args:
-      model: as it is opened; or a folder with `config.json` and weights (safetensors or PyTorch, in
+      model: an opened model, a folder with `config.json` and weights (safetensors or PyTorch, in
         one file or in shards), or the name of a model on the Hugging Face hub. The Condenser head
         is read from `condenser_head.safetensors` or `model.pt`, its shape from `condenser.json`.
-      n_head_layers: layers of a new Condenser head, where the folder has none; None for 2, 0 for no
+      n_head_layers: layers of a new Condenser head, if the folder has none; None for 2, 0 for no
         head.
-      skip_from: the backbone layer that a new head reads, or a head that does not say which; None
-        for the middle.
-      representation: of the vectors, whose texts are read as the folder says; None for the folder's
-        own.
-      init_head_seed: the seed of a random Condenser head or MLM projection, where the folder has
-        none; with None, that is an error.
-      trains_mlm: whether the MLM projection is trained; a random one is not warned of otherwise.
+      skip_from: the backbone layer that the head reads, if the folder does not say; None for the
+        middle.
+      representation: overrides the folder's; texts are still read as the folder says. None for the
+        folder's own.
+      init_head_seed: the seed for a random Condenser head or MLM projection, if the folder has
+        none; with None, a missing one is an error.
+      trains_mlm: whether the MLM projection is trained; otherwise there is no warning about a
+        random one.
 
     Returns:
       The model's shape and its Flax parameters (float32 NumPy arrays, no outer "params").
@@ -102,7 +103,8 @@ def load_folder(
 def load_encoder(network: Network, representation: Representation) -> tuple[ModelConfig, Params]:
     """Reads the backbone that makes a vector without dense layers, with zeros as MLM projection.
 
-    Errors are those of `load_folder`; nothing is drawn, which takes a compilation.
+    Errors are those of `load_folder`. Nothing is initialized at random, which would need a
+    compilation.
     """
     config = _config(network, {"representation": representation, "n_head_layers": 0})
     tensors = _read_model(network, config)
@@ -117,16 +119,16 @@ def load_vectors(model: ModelFolder) -> tuple[ModelConfig, Params]:
 
 
 def read_shape(model: ModelFolder) -> ModelConfig:
-    """Reads a model's shape, and its Condenser head's if it has one, without its weights.
+    """Reads the shape of a model, and of its Condenser head if it has one, without the weights.
 
     Raises:
-      UnsupportedError: for what the Flax network does not compute.
+      UnsupportedError: if the Flax network cannot compute the model.
     """
     return _shape(model, _read_head(model), n_head_layers=0)
 
 
 def _require_trainable(model: ModelFolder) -> None:
-    """Raises an UnsupportedError for a representation that the Flax network does not compute."""
+    """Raises an UnsupportedError for a representation that the Flax network cannot compute."""
     published = model.representation
     for layer in published.dense:
         if layer.activation_name not in ACTIVATIONS:
@@ -153,7 +155,7 @@ def _shape(
     skip_from: int | None = None,
     representation: Representation | None = None,
 ) -> ModelConfig:
-    """Returns a model's shape, with `n_head_layers` and `skip_from` for a head that it lacks."""
+    """Returns a model's shape; `n_head_layers` and `skip_from` are for a head that it lacks."""
     fields: dict[str, Any] = {"representation": model.representation}
     if representation is None:
         _require_trainable(model)
@@ -170,7 +172,7 @@ def _shape(
 
 
 def _config(network: Network, fields: Mapping[str, Any]) -> ModelConfig:
-    """Returns the shape of a network, with other fields of it than config.json has."""
+    """Returns the shape of a network, with fields that config.json does not have."""
     require_float_weights(network)
     if (network.path / "adapter_config.json").is_file():
         raise UserError(
@@ -197,11 +199,11 @@ def with_missing_head(
     *,
     trains_mlm: bool = True,
 ) -> Params:
-    """Returns the Flax parameters of a model, of tensors by their PyTorch names.
+    """Returns the Flax parameters of a model from its tensors by PyTorch name.
 
-    A Condenser head or an MLM projection that is missing altogether is drawn from the seed; None
-    forbids it. A warning names it, but not an MLM projection that will not be trained. What the
-    model does not have is left out.
+    A completely missing Condenser head or MLM projection is initialized from the seed; None forbids
+    it. A warning names it, unless it is an MLM projection that will not be trained. Tensors that
+    the model does not use are left out.
     """
     shapes = expected_shapes(config)
     head = {name for name in shapes if name.startswith(HEAD_PREFIX)}
@@ -239,7 +241,7 @@ def _zeros_of_mlm(config: ModelConfig) -> dict[str, np.ndarray]:
 
 
 def _names_of_mlm(names: Iterable[str], config: ModelConfig) -> set[str]:
-    """Returns those of a model's tensors that are its MLM projection's."""
+    """Returns the tensors of a model's MLM projection."""
     others = (HEAD_PREFIX, DENSE_PREFIX, NAMES[config.model_type].backbone)
     return {name for name in names if not name.startswith(others)}
 
@@ -270,7 +272,7 @@ def _read_backbone_config(network: Network) -> dict[str, Any]:
         if field.name not in (*OWN_FIELDS, *names.lacks)
     }
     fields = {name: values[key] for name, key in keys.items() if values.get(key) is not None}
-    # As in transformers, where config.json names none.
+    # As in transformers, if config.json names none.
     default_pad_id = 1 if backbone.offset_by_padding else 0
     return {"pad_token_id": default_pad_id, **fields}
 
@@ -284,7 +286,7 @@ def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     try:
         read = AutoConfig.for_model(**values).to_dict()
-    except Exception as error:  # of each release another
+    except Exception as error:  # differs between releases
         raise UserError(f"{path}: {whole_message(error)}") from error
     kinds = read["layer_types"]
     ropes = read["rope_parameters"]
@@ -303,7 +305,7 @@ def _rotary_values(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_model(network: Network, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Reads all tensors of a network, by today's names."""
+    """Reads all tensors of a network, by their current names."""
     tensors = read_weights(network.weights, network.path)
     return _canonical(tensors, NAMES[config.model_type], network.path)
 
@@ -326,28 +328,28 @@ def _read_dense(model: ModelFolder, config: ModelConfig) -> dict[str, np.ndarray
 
 
 def _read_head(model: ModelFolder) -> dict[str, np.ndarray]:
-    """Reads the Condenser head, or nothing where the folder has none."""
+    """Reads the Condenser head; empty if the folder has none."""
     tensors = _read_tensors(model.head) if model.head else {}
     return {key: value for key, value in tensors.items() if key.startswith(HEAD_PREFIX)}
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Reads a file of tensors by name; anything in it that is not a tensor is an error."""
+    """Reads a file of tensors by name; anything else in it is an error."""
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
-    import torch  # slow to import, and only this format needs it
+    import torch  # slow to import, and needed only for this format
 
     try:
-        # weights_only: a pickle may otherwise run any code.
+        # weights_only: otherwise a pickle can run arbitrary code.
         state = torch.load(path, map_location="cpu", weights_only=True)
         return {
             str(name): (value.float() if value.is_floating_point() else value).detach().numpy()
             for name, value in state.items()
         }
-    except Exception as error:  # a damaged pickle may raise anything
+    except Exception as error:  # a damaged pickle can raise any exception
         raise UserError(
             f"cannot read {path} as a file of tensors: {whole_message(error)}"
         ) from error
@@ -356,7 +358,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
 def _canonical(
     tensors: Mapping[str, np.ndarray], names: Names, folder: Path
 ) -> dict[str, np.ndarray]:
-    """Gives tensors of older files, and of models without an MLM projection, today's names."""
+    """Renames tensors of older files, and of models without an MLM projection, to current names."""
     renamed: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)

@@ -1,7 +1,7 @@
 """Flax ↔ Hugging Face parameter names: one table, read in both directions.
 
 `tensor_names` pairs every parameter of a Condenser with the tensor that holds it in a PyTorch
-checkpoint. Both libraries store the same numbers; only the matrices of linear maps are transposed
+checkpoint. Both libraries store the same values, except that matrices of linear maps are transposed
 (Flax `[in, out]`, PyTorch `[out, in]`), and ModernBERT stacks those of queries, keys and values.
 """
 
@@ -65,16 +65,16 @@ _NONE: Mapping[str, str] = {}
 
 
 class Names(NamedTuple):
-    """What a family of models calls its parts, and the settings in its config.json."""
+    """A model family's names for its parts, and for the settings in its config.json."""
 
     architecture: str  # transformers' class, with the MLM projection
     backbone: str
-    mlm: Mapping[str, str]  # "": where its bias is
+    mlm: Mapping[str, str]  # "": where the bias is
     layers: str = "encoder.layer."
     layer: Mapping[str, str] = _LAYER
     embeddings: Mapping[str, str] = _EMBEDDINGS
-    # Of config.json: fields of `ModelConfig` that it lacks, those with another name, further names
-    # for the value of a field, and what is the same in all folders.
+    # In config.json: fields of `ModelConfig` that it lacks, fields under another name, further
+    # names for the value of a field, and constants that all folders share.
     lacks: tuple[str, ...] = _MODERN_SETTINGS
     renamed: Mapping[str, str] = _NONE
     copied: Mapping[str, str] = _NONE
@@ -105,7 +105,7 @@ NAMES = {
             "attention_probs_dropout_prob": "attention_dropout",
         },
         copied={"embedding_dropout": "hidden_dropout_prob"},
-        # Else transformers takes the published model's, which may be beyond the vocabulary.
+        # Otherwise transformers takes the published model's, which may be outside the vocabulary.
         constant={
             "bos_token_id": None,
             "eos_token_id": None,
@@ -125,12 +125,12 @@ NAMES = {
         },
     ),
 }
-# What config.json may say besides its settings; any other value means another network.
+# Accepted values of other fields of config.json; any other value means a different network.
 SUPPORTED = {
     "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     "is_decoder": False,
-    "relative_attention_num_buckets": BACKBONES["mpnet"].relative_bias,  # transformers' is fixed
+    "relative_attention_num_buckets": BACKBONES["mpnet"].relative_bias,  # fixed in transformers
     # ModernBERT's
     "hidden_activation": "gelu",
     "decoder_bias": True,
@@ -152,8 +152,8 @@ _LEAVES = {
 HEAD_FIELDS = ("n_head_layers", "skip_from", "late_mlm")
 OWN_FIELDS = (*HEAD_FIELDS, "representation")
 HEAD_PREFIX = "c_head."  # of the Condenser head, as in the published research checkpoints
-# Of the dense layers after the pooling, before their number. Each has a file of its own, in which
-# sentence-transformers' Dense module names its matrix and its bias.
+# The prefix of dense layers after the pooling, before their number. Each has its own file, with the
+# names that sentence-transformers' Dense module gives its matrix and bias.
 DENSE_PREFIX = "dense."
 DENSE_MODULE = "linear"
 
@@ -161,7 +161,7 @@ DENSE_MODULE = "linear"
 def tensor_names(config: ModelConfig) -> dict[str, str]:
     """Returns {Flax path, joined by slashes: name of the PyTorch tensor} for a whole Condenser.
 
-    Where several paths have one name, the tensor is theirs, stacked.
+    If several paths share a name, that tensor stacks them.
     """
     names = NAMES[config.model_type]
     found = {}
@@ -196,7 +196,7 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
 
 
 def from_tensors(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Params:
-    """Returns the Flax parameter tree, float32, of the tensors that `expected_shapes` names."""
+    """Returns the float32 Flax parameter tree of the tensors that `expected_shapes` names."""
     return unflatten_dict(
         {
             path: _transpose_kernel(path, part)
@@ -221,7 +221,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _paths(config: ModelConfig) -> dict[str, list[str]]:
-    """Returns {name of the PyTorch tensor: Flax paths of its parts, in their order}."""
+    """Returns {name of the PyTorch tensor: Flax paths of its parts, in order}."""
     paths: dict[str, list[str]] = {}
     for path, name in tensor_names(config).items():
         paths.setdefault(name, []).append(path)
@@ -236,7 +236,7 @@ def _is_kernel(path: str) -> bool:
 
 
 def _transpose_kernel(path: str, value: Any) -> np.ndarray:
-    """Transposes the matrix of a linear map; float32, contiguous, as the file formats ask for."""
+    """Transposes the matrix of a linear map; float32 and contiguous, as file formats require."""
     value = np.asarray(value, np.float32)
     return np.ascontiguousarray(value.T) if _is_kernel(path) else value
 

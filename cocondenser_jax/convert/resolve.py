@@ -1,4 +1,4 @@
-"""A published model → a folder that says all of it in the form that is read without PyTorch."""
+"""A published model → a folder with everything explicit, readable without PyTorch."""
 
 import shutil
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
     """Copies a model that the Flax network computes, with what was given or is known written down.
 
     Args:
-      model: as it is opened.
-      out: the folder to make: `open_model` finds the same representation in it, and so does
-        sentence-transformers.
+      model: the opened model.
+      out: the folder to make; `open_model` and sentence-transformers find the same representation
+        in it.
 
     Raises:
-      UserError: for a model that the Flax network does not compute.
+      UserError: if the Flax network cannot compute the model.
     """
     require_outside(model.path, out)
     try:
@@ -68,5 +68,5 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
 
 
 def _copy_weights(files: Sequence[Path], read_from: Path, out: Path) -> None:
-    """Writes weights as one file that is read without PyTorch."""
+    """Writes weights as one file that can be read without PyTorch."""
     save_file(read_weights(files, read_from), out / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Flax parameters → a Hugging Face folder that retrieval toolkits load as it is."""
+"""Flax parameters → a Hugging Face folder that retrieval toolkits load unchanged."""
 
 import html
 import json
@@ -41,7 +41,7 @@ def export_folder(
 ) -> None:
     """Writes a Condenser as a Hugging Face folder, in float32.
 
-    From it, `transformers` loads the backbone with its MLM projection, and sentence-transformers a
+    `transformers` loads the backbone with its MLM projection from it, and sentence-transformers a
     retriever with the model's representation. Pre-training can start from it.
 
     Args:
@@ -50,7 +50,7 @@ def export_folder(
       tokenizer_folder: the tokenizer that the model was trained with.
       out: the folder to make.
       facts: facts about the run by name; values may be nested. The model card shows only numbers
-        and single words, no paths or addresses.
+        and single words, no paths or URLs.
     """
     require_absent(out)
     tokenizer = load_tokenizer(str(tokenizer_folder))
@@ -58,7 +58,7 @@ def export_folder(
     tensors = to_tensors(params, config)
 
     with new_folder(out) as folder:
-        # The vector needs no pooler, and the folder has no weights for one.
+        # The vector does not use a pooler, and the folder has no weights for one.
         model_args = {"add_pooling_layer": False} if config.backbone.pooler else {}
         vectors = config.representation.as_exported
         files = to_files(vectors, config.hidden_size, config.max_length, model_args)
@@ -77,7 +77,7 @@ def export_folder(
 def _files_of_weights(
     tensors: Mapping[str, np.ndarray], dense: Sequence[str]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the tensors of each file of weights; `dense` has the folder of each dense layer."""
+    """Returns the tensors of each weight file; `dense` has the folder of each dense layer."""
     folders = {f"{DENSE_PREFIX}{number}.": f"{path}/" for number, path in enumerate(dense)}
     files: dict[str, dict[str, np.ndarray]] = {}
     for name, value in tensors.items():
@@ -130,7 +130,7 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
 
 
 def _description(representation: Representation) -> str:
-    """Returns what a vector is, in words."""
+    """Describes the vector in words."""
     words = "the last layer at [CLS]"
     if representation.pooling == "mean":
         words = "the mean of the last layer over its tokens"
@@ -147,7 +147,7 @@ def _description(representation: Representation) -> str:
 
 
 def _program(representation: Representation, hidden_size: int, name: str) -> str:
-    """Returns the program that makes `vectors` of `hidden` and `batch`; `name` is a literal."""
+    """Returns the code that computes `vectors` from `hidden` and `batch`; `name` is a literal."""
     prompt = passage_prompt(dict(representation.prompts))
     lines = []
     if prompt and not representation.include_prompt:
@@ -187,13 +187,13 @@ def _program(representation: Representation, hidden_size: int, name: str) -> str
 
 
 def _prompts(representation: Representation) -> dict[str, str]:
-    """Returns what the card says of prompts; the texts of its programs are passages."""
+    """Returns the card's text about prompts; the texts in its code are passages."""
     prompts = dict(representation.prompts)
     query, passage = query_prompt(prompts), passage_prompt(prompts)
     said = f" Queries begin with `{_literal(query)}`, passages with `{_literal(passage)}`."
     return {
         "prompts": said if query or passage else "",
-        # sentence-transformers (6.2.0) overlooks a prompt named "passage".
+        # sentence-transformers (6.2.0) ignores a prompt named "passage".
         "option": f", prompt={_literal(passage)}" if passage else "",
         "texts": f"{_literal(passage + 'a text')}, {_literal(passage + 'another text')}",
     }

@@ -1,7 +1,7 @@
 """Batches of token spans: each is a pure function of the data, the seed and the step.
 
-Which examples a batch has, `order.py` decides; here is what rows they make. A run that resumes at
-step t needs no other state, and every host computes its own rows.
+`order.py` chooses the examples of a batch; this module makes their rows. A run that resumes at step
+t needs no other state, and every host computes its own rows.
 """
 
 from collections.abc import Iterator
@@ -35,16 +35,16 @@ class Batch(NamedTuple):
     masked_positions_SxM: np.ndarray  #: int32
     labels_SxM: np.ndarray  #: int32
     weights_SxM: np.ndarray  #: float32, 1 where a slot is used; a span's used slots come first
-    #: int32; the number of a row's document, and a hash of its text. Rows that share either are not
-    #: negatives of each other.
+    #: int32; the number of each row's document, and a hash of its text. Rows that share either are
+    #: not negatives of each other.
     origins_Sx2: np.ndarray
-    #: int32; tokens from the first to the last of a row's prompt, as a tokenizer reads the prompt
-    #: alone; 0 without a prompt. Some models leave these out of their pooling.
+    #: int32; tokens up to the end of a row's prompt, as tokenized by itself; 0 without a prompt.
+    #: Some models leave these out of their pooling.
     prompt_lengths_S: np.ndarray
 
     @classmethod
     def zeros(cls, n_rows: int, length: int, n_slots: int) -> Self:
-        """Returns a batch of zeros, with the shapes and types of every batch."""
+        """Returns a batch of zeros, with the shapes and types of any batch."""
         return cls(
             input_ids_SxL=np.zeros((n_rows, length), np.int32),
             attention_mask_SxL=np.zeros((n_rows, length), np.bool_),
@@ -76,14 +76,14 @@ class Batch(NamedTuple):
 def make_batch(
     store: TokenStore, spec: BatchSpec, step: int, *, host: int = 0, n_hosts: int = 1
 ) -> Batch:
-    """Returns a host's `n_rows / n_hosts` rows of a step's batch; hosts and steps count from 0."""
+    """Returns a host's `n_rows / n_hosts` rows of a step's batch; hosts and steps start at 0."""
     examples_I = batch_examples(store, spec, step, host=host, n_hosts=n_hosts)
     first_row = host * spec.n_rows // n_hosts
     return _rows_of(store, spec, examples_I, (spec.seed, step), first_row)
 
 
 def held_out_batch(store: TokenStore, spec: BatchSpec) -> Batch:
-    """Returns an example of each held-out document, whatever the seed, of `held_out_kind`."""
+    """Returns an example of each held-out document, of `held_out_kind`, independent of the seed."""
     documents_I = held_out(store, spec)
     spec = spec._replace(example=held_out_kind(store, spec))
     return _rows_of(store, spec, spec.kind.unit.first(store, documents_I), (0, 0), 0)
@@ -115,7 +115,7 @@ def _rows_of(
     return Batch(
         input_ids_SxL=with_specials(masked.ids_NxC, texts.n_tokens_N, store),
         attention_mask_SxL=np.arange(spec.length) < texts.n_tokens_N[:, None] + N_AROUND,
-        # [CLS] moves every token by one; unused slots stay at 0.
+        # [CLS] shifts every token by one; unused slots stay at 0.
         masked_positions_SxM=masked.positions_NxM + masked.weights_NxM.astype(np.int32),
         labels_SxM=masked.labels_NxM,
         weights_SxM=masked.weights_NxM,
@@ -127,7 +127,7 @@ def _rows_of(
 
 
 def require_room(spec: BatchSpec, tokenizer: SpanTokenizer) -> None:
-    """Raises a UserError for a prompt or a limit that leaves hardly a token to the text."""
+    """Raises a UserError for a prompt or a limit that leaves almost no tokens for the text."""
     for prompt, length in spec.row_specs:
         n_tokens = count_tokens(prompt, tokenizer)
         least = n_tokens + N_AROUND + MIN_TOKENS
@@ -144,7 +144,7 @@ def require_room(spec: BatchSpec, tokenizer: SpanTokenizer) -> None:
 
 
 def _as_read(texts: Texts, spec: BatchSpec, tokenizer: SpanTokenizer) -> Texts:
-    """Puts the prompts of a spec before the texts of its examples, and cuts what is too long."""
+    """Puts the prompts of a spec before the texts of its examples, and truncates them."""
     row_specs = spec.row_specs
     of_roles = [
         read_as(row_spec, Texts(*(x[i :: len(row_specs)] for x in texts)), tokenizer)
@@ -164,7 +164,7 @@ def read_batches(
     n_hosts: int = 1,
 ) -> Iterator[Batch]:
     """Yields the batches of steps `first_step` to `n_steps - 1`, prepared ahead in threads."""
-    require_examples(store, spec, n_hosts)  # refused here rather than in a thread
+    require_examples(store, spec, n_hosts)  # raised here and not in a thread
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
@@ -183,7 +183,7 @@ def with_specials(ids_SxC: np.ndarray, n_tokens_S: np.ndarray, store: TokenStore
 
 def _draws(key: tuple[int, int], first_row: int, n_rows: int, n_columns: int) -> np.ndarray:
     """Returns uniform uint64 for rows; a row's numbers do not depend on `first_row`."""
-    n_columns += -n_columns % 4  # Philox advances by four numbers at a time
+    n_columns += -n_columns % 4  # Philox advances four numbers at a time
     generator = np.random.Philox(key=key)
     generator.advance(first_row * n_columns // 4)
     return generator.random_raw(n_rows * n_columns).reshape(n_rows, n_columns)

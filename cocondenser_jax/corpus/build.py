@@ -1,7 +1,7 @@
-"""Builds a token store: cuts and tokenizes a corpus once.
+"""Builds a token store: splits and tokenizes a corpus once.
 
-The texts stream through. Beside them, memory holds what tells duplicates: about 100 bytes per
-document, or those of one task where the work is divided.
+Texts are streamed. Memory also holds what identifies duplicates: about 100 bytes per document, or
+per document of one task if the work is divided.
 """
 
 import hashlib
@@ -52,12 +52,12 @@ MIN_MAX_LENGTH = MIN_TOKENS + 2
 
 
 class StoreSettings(NamedTuple):
-    """What a store is made from, as its manifest says."""
+    """The settings of a store, as recorded in its manifest."""
 
     corpus: str
     max_length: int
     short_span_prob: float
-    pieces: int = 0  # of the source, once it is opened
+    pieces: int = 0  # of the source, once opened
 
 
 def build_store(
@@ -70,8 +70,8 @@ def build_store(
 ) -> dict[str, Any]:
     """Splits and tokenizes a corpus into a store; returns its manifest.
 
-    Drops and counts documents that are empty, repeat an earlier text exactly, or have no span of
-    sufficient length.
+    Drops and counts documents that are empty, repeat an earlier text exactly, or have no span that
+    is long enough.
 
     Args:
       source: see `sources.open_source`.
@@ -101,11 +101,10 @@ def build_store(
 def build_in_tasks(
     settings: StoreSettings, tokenizer: str, out: Path, engine: Engine
 ) -> dict[str, Any]:
-    """Builds the store of `build_store` in `engine.tasks` tasks; resumes where it was stopped.
+    """Builds the store of `build_store` in `engine.tasks` tasks; resumes if it was stopped.
 
-    Opened as one store, the folders of the tasks hold the same documents in the same order. Where
-    the source has changed, the folders that depend on it are made again. Returns `counts` and
-    `dropped` of all.
+    Opened as one store, the task folders hold the same documents in the same order. If the source
+    has changed, the folders that depend on it are rebuilt. Returns `counts` and `dropped` of all.
     """
     check_cutting(settings.max_length, settings.short_span_prob)
     require_not_read(settings.corpus, out)
@@ -146,7 +145,7 @@ def build_in_tasks(
 def _run_stages(settings: StoreSettings, tokenizer: str, out: Path, engine: Engine) -> None:
     """Runs the tasks of all stages; the first always, which tells whether the source changed.
 
-    It runs the others unless all folders of the store are there.
+    It runs the other stages unless all folders of the store exist.
     """
     work = out / "work"
     shutil.rmtree(work, ignore_errors=True)
@@ -168,10 +167,10 @@ def _run_stages(settings: StoreSettings, tokenizer: str, out: Path, engine: Engi
 
 
 def _remove_outdated(source: str, folders: Sequence[Path], out: Path, work: Path) -> None:
-    """Removes the folders of tasks that read other documents than now, or come after such a task.
+    """Removes the folders of tasks whose documents have changed, and of all later tasks.
 
-    A later one may have kept, or dropped, a document that repeats one of them. `documents.json`
-    says what each task read.
+    A later task may have kept or dropped a document that repeats one of those. `documents.json`
+    records what each task read.
     """
     file = out / "documents.json"
     documents = [documents_of_task(work, index) for index in range(len(folders))]
@@ -193,9 +192,9 @@ def build_task(
     work: Path,
     task: tuple[int, int],
 ) -> None:
-    """Makes the folder of `out` that task i of n of a corpus fills, as `build_store`.
+    """Makes the folder of task i of n in `out`, as `build_store` does.
 
-    `work` has what the stages before wrote about all tasks.
+    `work` has what the earlier stages wrote about all tasks.
     """
     loaded = load_tokenizer(tokenizer)
     with new_folder(task_folder(out, task)) as folder:
@@ -211,7 +210,7 @@ def build_task(
 
 
 def check_cutting(max_length: int, short_span_prob: float) -> None:
-    """Raises a UserError for settings that no store can be made with."""
+    """Raises a UserError for settings with which no store can be built."""
     if max_length < MIN_MAX_LENGTH:
         raise UserError(f"max_length is {max_length}: expected at least {MIN_MAX_LENGTH}")
     if not 0 <= short_span_prob <= 1:
@@ -228,7 +227,7 @@ def require_documents(source: str, manifest: Mapping[str, Any]) -> None:
 
 
 def require_spans(source: str, tokenizer: SpanTokenizer, max_length: int) -> None:
-    """Raises a UserError if no document of a source has a span; reads on until one has."""
+    """Raises a UserError if no document of a source has a span; reads until one does."""
     for batch in batches(read_documents(source)):
         if any(cut_documents(batch, tokenizer, max_length)):
             return

@@ -16,14 +16,14 @@ from cocondenser_jax.errors import lookup
 Role = Literal["query", "passage"]
 _PAIR: tuple[Role, ...] = ("query", "passage")
 _COPIES: tuple[Role, ...] = ("passage", "passage")
-MIN_WORDS = 5  # of the sentence of a pair: a shorter one says too little to be searched for
+MIN_WORDS = 5  # of the sentence of a pair: a shorter one is too vague for a query
 
 
 class Unit(NamedTuple):
-    """What is drawn; units are numbered through a store, in the order of its documents."""
+    """What is drawn; units are numbered across a store, in the order of its documents."""
 
     name: str  # plural
-    # Maps documents to the first unit of each or, where it has none, of those after it.
+    # Maps each document to its first unit or, if it has none, to the next one.
     first: Callable[[TokenStore, np.ndarray], np.ndarray]
     # Maps units to their documents.
     document: Callable[[TokenStore, np.ndarray], np.ndarray]
@@ -54,16 +54,16 @@ class Example(NamedTuple):
     """A kind of example: how it is drawn, made, masked and held out."""
 
     unit: Unit
-    texts: tuple[Role, ...]  # what each stands for, which decides the prompt before it
+    texts: tuple[Role, ...]  # the role of each text, which decides its prompt
     make: Maker
     # If 2, the second text repeats the first, and is masked with `decoder_mask_probability`.
     n_copies: int = 1
-    # Whether held-out documents make such examples, of their first spans; else they give two spans.
+    # Whether held-out documents give such examples, from their first spans; otherwise two spans.
     is_held_out: bool = False
 
     @property
     def n_rows(self) -> int:
-        """Texts of an example; if two, they are a pair."""
+        """Number of texts of an example; two are a pair."""
         return len(self.texts)
 
 
@@ -130,16 +130,16 @@ class BatchSpec(NamedTuple):
     masked: bool = True  #: whether tokens are masked and to be predicted
     mask_probability: float = MASK_PROBABILITY  #: the fraction of tokens
     decoder_mask_probability: float = 0.5
-    held_out: int = 0  #: documents that are never drawn, as `order.held_out` chooses them
-    query_prompt: str = ""  #: put before texts that stand for queries
+    held_out: int = 0  #: documents that are never drawn, chosen by `order.held_out`
+    query_prompt: str = ""  #: put before texts that act as queries
     passage_prompt: str = ""  #: put before all other texts
-    #: tokens that are read of such a text, prompt and specials included; None: `length`
+    #: maximum tokens of such a text, prompt and specials included; None: `length`
     query_length: int | None = None
     passage_length: int | None = None
 
     @property
     def kind(self) -> Example:
-        """What `example` names."""
+        """The kind that `example` names."""
         kind: Example = lookup(EXAMPLES, self.example, "example")
         return kind
 
@@ -166,7 +166,7 @@ class BatchSpec(NamedTuple):
 
     @property
     def mask_probabilities(self) -> tuple[float, ...]:
-        """The fraction of the tokens to mask of each text of an example, if any is."""
+        """The fraction of tokens to mask in each text of an example; empty if none is masked."""
         kind = self.kind
         texts = [self.mask_probability] * (kind.n_rows // kind.n_copies)
         return *texts, *[self.decoder_mask_probability] * (kind.n_rows - len(texts))

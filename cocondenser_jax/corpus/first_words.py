@@ -1,9 +1,9 @@
-"""Reads the first word of a text again that was cut out of another one, or gets a prompt.
+"""Tokenizes the first word of a text again, if the text was cut out of another or gets a prompt.
 
-A byte-level tokenizer reads a space with the word after it, and SentencePiece's unigrams have "▁"
-before a text's first word, even where no space was, as within a sentence of Chinese. So a text's
-first word has other tokens alone than within another text or behind a prompt. All its other tokens
-stay: those up to a cut are what a tokenizer gives the text up to there.
+A byte-level tokenizer joins a space to the word after it, and SentencePiece's unigrams put "▁"
+before a text's first word even without a space, as within a Chinese sentence. So the tokens of a
+text's first word depend on whether the text stands alone, within another text, or behind a prompt.
+All other tokens stay the same: those up to a cut are the tokens of the text up to there.
 """
 
 import functools
@@ -15,32 +15,32 @@ import numpy as np
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import word_starts
 
-KNOWN_WORDS = 100_000  # that are remembered, behind each prompt
-LONGEST_KNOWN = 32  # tokens of them: what is longer, as text without spaces is, hardly comes again
+KNOWN_WORDS = 100_000  # words that are cached for each prompt
+LONGEST_KNOWN = 32  # tokens of cached words: longer ones, such as text without spaces, rarely recur
 
 
 class FirstWord(NamedTuple):
-    """The tokens of a prompt and of the first word behind it."""
+    """The tokens of a prompt and the first word after it."""
 
     ids: list[int]
-    starts: np.ndarray  # of the word's tokens, as `Span.starts`
+    starts: np.ndarray  # for the word's tokens, as in `Span.starts`
 
     @property
     def n_prompt(self) -> int:
-        """How many of the tokens are the prompt's alone."""
+        """The number of tokens that belong to the prompt only."""
         return len(self.ids) - len(self.starts)
 
 
 @functools.lru_cache(maxsize=8)  # for its cache of words
 def first_word_reader(prompt: str, tokenizer: SpanTokenizer) -> Callable[[bytes, bytes], FirstWord]:
-    """Makes a function of the ids (32 bits) and starts of a first word: prompt and word.
+    """Makes a function from the ids (32 bits) and starts of a first word to prompt and word.
 
-    Tokens from the first one on that is unknown stay as they are: they spell nothing. So does a
-    word that was cut within a character.
+    From the first unknown token on, tokens stay unchanged, because they cannot be decoded. So does
+    a word that was cut within a character.
 
     Args:
       prompt: "" for none.
-      tokenizer: that made the word.
+      tokenizer: the tokenizer that made the word.
     """
     backend = tokenizer.backend
     alone = tokenizer.ids_of(prompt.rstrip())

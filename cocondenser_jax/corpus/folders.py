@@ -1,4 +1,4 @@
-"""Chooses what to read of a folder and of those in it: the files of one suffix, or a pattern."""
+"""Chooses the files to read from a folder and its subfolders: of one suffix, or by a pattern."""
 
 import logging
 import os
@@ -15,20 +15,20 @@ logger = logging.getLogger(__name__)
 _ACCEPTED_NAME = re.compile(
     r".*(\.(?:(?:txt|md|jsonl|tsv)(?:\.(?:gz|xz|zst))?|parquet))", re.DOTALL
 )
-# Of a pattern, the longest first: any folders, any name, any character.
+# Wildcards, longest first: any folders, any name, any character.
 _WILDCARDS = {"**/": r"(?:.*/)?", "*": r"[^/]*", "?": r"[^/]"}
 
 
 class Place(NamedTuple):
-    """Where the documents of a source lie, unless it is a dataset's name."""
+    """The location of a source's documents, unless it is a dataset's name."""
 
     path: Path
     pattern: str  # of the files of a folder; "" for a file, or all files of one suffix
-    columns: tuple[str, ...]  # of the tables, where the user has named them
+    columns: tuple[str, ...]  # of the tables, if the user has named them
 
 
 def find_place(source: str | Path) -> Place:
-    """Reads a source: a path, perhaps with a pattern (docs/**/*.md), perhaps with columns."""
+    """Parses a source: a path, optionally with a pattern (docs/**/*.md) or columns."""
     name, columns = split_columns(source)
     parts = Path(name).parts
     wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), len(parts))
@@ -45,10 +45,10 @@ def is_accepted(name: str) -> bool:
 def find_files(folder: Path, pattern: str = "") -> list[str]:
     """Finds the files to read, and logs their names and those of all others.
 
-    They are a data set's passages alone; or else the documents of a pattern, or all documents,
-    which must then have one suffix. Files with the names of a data set's are no documents: queries,
-    judgments, passages in other folders. Names that begin with a dot are left out, and links to
-    folders are not followed.
+    For a data set, only its passages; otherwise the files that match a pattern, or all documents,
+    which must then have the same suffix. Other files named like those of a data set (queries,
+    judgments, passages in other folders) are not documents. Names that begin with a dot are
+    skipped, and links to folders are not followed.
 
     Returns:
       Paths in `folder`, in their order.
@@ -79,9 +79,9 @@ def find_files(folder: Path, pattern: str = "") -> list[str]:
 
 
 def require_not_read(source: str | Path, out: Path) -> None:
-    """Raises a UserError for an output in a folder of documents, which would be read with them.
+    """Raises a UserError for an output in a folder of documents, where it would be read as one.
 
-    A data set's passages are in one file, and hidden folders are not read: both may have outputs.
+    Outputs may go into a data set, whose passages are in one file, and into hidden folders.
     """
     place = Path(os.path.realpath(out))
     top = Path(os.path.realpath(find_place(source).path))
@@ -97,7 +97,7 @@ def require_not_read(source: str | Path, out: Path) -> None:
 def _passages(names: Sequence[str]) -> list[str]:
     """Returns the file of passages among the names in a folder, the plain one before its archive.
 
-    [] where it is no data set's.
+    [] if the folder is not a data set.
     """
     for known in PASSAGE_FILES:
         for name in sorted(names):
@@ -107,7 +107,7 @@ def _passages(names: Sequence[str]) -> list[str]:
 
 
 def _require_one_suffix(folder: Path, files: Sequence[str]) -> None:
-    """Raises a UserError for files of several suffixes: which are the documents is not known."""
+    """Raises a UserError for several suffixes: it is unclear which files are documents."""
     first: dict[str, str] = {}
     for name in files:
         if match := _ACCEPTED_NAME.fullmatch(name):
@@ -126,7 +126,7 @@ def _to_regex(pattern: str) -> str:
 
 
 def _list_tree(folder: Path) -> list[str]:
-    """Returns the relative paths of all files, and of the links to folders, in their order."""
+    """Returns the sorted relative paths of all files and of links to folders."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error

@@ -1,17 +1,17 @@
-"""Divides a text in Markdown (CommonMark) into its sections, each of which is a document."""
+"""Splits a Markdown text (CommonMark) into sections; each is a document."""
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-# A first line of metadata between lines of hyphens, as generators of sites read it.
+# Metadata (front matter) between lines of hyphens at the beginning, as in site generators.
 _METADATA = re.compile(r"[\w-]+\s*:")
 _TITLE = re.compile(r"title\s*:\s*(.+)", re.IGNORECASE)
 
 
 class Section(NamedTuple):
-    """What stands under one heading, up to the next of any level."""
+    """The text under a heading, up to the next heading of any level."""
 
     line: int  # its first, from 1
     title: str  # the headings above it and its own; "" before the first
@@ -26,12 +26,12 @@ class _Heading(NamedTuple):
 
 
 def read_sections(lines: Sequence[str]) -> Iterator[Section]:
-    """Yields the sections that have text, as it is written; metadata is left out but for its title.
+    """Yields the sections that have text, unchanged; of the metadata, only the title is used.
 
     Args:
-      lines: of the whole text, without their ends.
+      lines: of the whole text, without line ends.
     """
-    # Within a line, a carriage return alone would count as its end.
+    # A lone carriage return within a line would count as a line end.
     texts = [line.replace("\r", " ") for line in lines]
     headings = [_metadata(texts)]
     headings += _find_headings(texts, headings[0].end)
@@ -49,7 +49,7 @@ def read_sections(lines: Sequence[str]) -> Iterator[Section]:
 def _metadata(lines: Sequence[str]) -> _Heading:
     """Returns the metadata that a text begins with; if it has none, nothing before its first line.
 
-    Without blank lines: two thematic breaks, too, may have text between them.
+    It has no blank lines, which tells it from text between two thematic breaks.
     """
     if len(lines) > 1 and lines[0].rstrip() == "---" and _METADATA.match(lines[1]):
         for number, line in enumerate(lines[1:], start=1):
@@ -63,10 +63,10 @@ def _metadata(lines: Sequence[str]) -> _Heading:
 
 
 def _find_headings(lines: Sequence[str], begin: int) -> Iterator[_Heading]:
-    """Yields the headings from a line on, without those in lists and quotations."""
+    """Yields the headings from a line on, except those in lists and quotations."""
     from markdown_it import MarkdownIt  # for this source only
 
-    # Blocks alone: what is within a line stays as it is.
+    # Blocks only: inline markup stays as it is.
     parser = MarkdownIt("commonmark").disable(["inline", "text_join"])
     tokens = parser.parse("\n".join(lines[begin:]))
     for token, content in pairwise(tokens):

@@ -14,16 +14,16 @@ REPLACE_WITH_RANDOM = 0.1  # the remaining tenth stays as it is
 
 
 class MaskedSpans(NamedTuple):
-    """N masked spans of C content tokens with room for M masked tokens each."""
+    """N masked spans of C content tokens, with slots for M masked tokens each."""
 
     ids_NxC: np.ndarray  # int32, with the replacements
     positions_NxM: np.ndarray  # int32, content tokens to predict, from 0; 0 in unused slots
-    labels_NxM: np.ndarray  # int32, what they were; 0 in unused slots
+    labels_NxM: np.ndarray  # int32, their original ids; 0 in unused slots
     weights_NxM: np.ndarray  # float32, 1 in used slots, 0 in unused ones
 
 
 def mask_capacity(length: int, probability: float = MASK_PROBABILITY) -> int:
-    """Returns the slots for masked tokens in a span."""
+    """Returns the number of slots for masked tokens in a span."""
     return math.ceil(length / 5) + math.ceil(length * (probability - MASK_PROBABILITY))
 
 
@@ -43,12 +43,12 @@ def mask_whole_words(
 ) -> MaskedSpans:
     """Masks `probability` of the tokens of each text, in whole words, 80/10/10.
 
-    Words are taken in random order until `probability * n_tokens` tokens are, a number that is
-    rounded at random to one of its neighbors, so short texts are not masked less than others. Of
-    the last word only as much is taken as still fits, its first tokens or its last. A token of a
-    short word is as likely as one of a long word to be masked; where one word alone is longer than
-    what is to be masked, its tokens are less likely to be, by half at most. The tokens of a prompt
-    are never masked, and count for no budget.
+    Words are chosen in random order until `probability * n_tokens` tokens are masked; this number
+    is randomly rounded up or down, so that short texts are not masked less. Of the last word, only
+    as many tokens are masked as still fit, its first or its last ones. Tokens of short and long
+    words are equally likely to be masked; if a single word is longer than the number of tokens to
+    mask, its tokens are less likely, by half at most. Prompt tokens are never masked and do not
+    count.
 
     Args:
       texts: N of C columns, with a token or more each; the first token starts a word.
@@ -75,7 +75,7 @@ def mask_whole_words(
     start_NxC = np.maximum.accumulate(np.where(is_start_NxC, column_C, np.uint64(0)), axis=1)
     rank_NxC = np.take_along_axis(order_NxC, start_NxC.astype(np.int64), axis=1) >> np.uint64(33)
     rank_NxC = np.where(inside_NxC, rank_NxC, np.uint64(2**31))  # prompt and padding go last
-    # Words are read from their ends in some texts: the last one is cut at either side.
+    # In some texts, words are read from their ends, so that the last one is cut at either side.
     mirror_Nx1 = choice.mirror_N[:, None]
     packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C ^ mirror_Nx1
     packed_NxC.sort(axis=1)
@@ -109,16 +109,16 @@ def mask_whole_words(
 
 
 class _Choice(NamedTuple):
-    """What is drawn once for each of N texts."""
+    """The random values of each of N texts."""
 
     fraction_N: np.ndarray  # from 0 to 1: how the number of masked tokens is rounded
-    token_N: np.ndarray  # one of the text's, in the order of words
-    is_next_N: np.ndarray  # whether to begin with the word after that token's
+    token_N: np.ndarray  # a random token of the text, in the order of words
+    is_next_N: np.ndarray  # whether to start at the word after that token's word
     mirror_N: np.ndarray  # all bits of a column, or 0
 
 
 def _choose(draw_N: np.ndarray, n_tokens_N: np.ndarray) -> _Choice:
-    """Takes what is drawn from one number of 64 bits."""
+    """Derives the random values from one 64-bit number."""
     low_N = draw_N & np.uint64(0xFFFFFFFF)
     return _Choice(
         fraction_N=(draw_N >> np.uint64(34)) / 2.0**30,
@@ -131,11 +131,11 @@ def _choose(draw_N: np.ndarray, n_tokens_N: np.ndarray) -> _Choice:
 def _first_places(word_NxC: np.ndarray, n_tokens_N: np.ndarray, choice: _Choice) -> np.ndarray:
     """Returns the place of the first masked token in the order of words, which is a circle.
 
-    Were it a random token's, each token were among the next n with the same probability, but two
-    words were cut. Beginning with a random word, long words would be cut more often than they are
-    begun with. The word of a random token, or, unless that is the word's first, the next one with
-    probability 1/2, is begun with at (length + 1) / 2 tokens of each word: with that, and with the
-    last word cut at either side, all tokens are again masked with the same probability.
+    Starting at a random token would mask each token with the same probability but cut two words.
+    Starting at a random word would cut long words more often than start with them. Instead, the
+    start is the word of a random token or, unless that is the word's first token, with probability
+    1/2 the next word. A word is then the start for (length + 1) / 2 of its tokens; together with
+    cutting the last word at either side, all tokens are masked with the same probability.
     """
     same_NxC = word_NxC == np.take_along_axis(word_NxC, choice.token_N[:, None], axis=1)
     begin_N = np.argmax(same_NxC, axis=1)

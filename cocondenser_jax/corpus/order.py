@@ -1,4 +1,4 @@
-"""Which examples a batch has, and which documents are never drawn.
+"""Chooses the examples of a batch, and the documents that are never drawn.
 
 The examples of a batch are a pure function of the store, the seed and the step.
 """
@@ -18,11 +18,11 @@ from cocondenser_jax.corpus.examples import BatchSpec
 from cocondenser_jax.corpus.store import TokenStore, WeightedCorpus
 from cocondenser_jax.errors import UserError
 
-_DOCUMENTS_AT_ONCE = 10_000  # documents hashed together, to choose the held-out ones
+_DOCUMENTS_AT_ONCE = 10_000  # documents hashed at a time to choose the held-out ones
 
 
 class _Pool(NamedTuple):
-    """Examples that are shuffled together: runs of numbers, without those held out."""
+    """Examples that are shuffled together: runs of numbers, excluding those held out."""
 
     path: Path  # the store of the examples
     weight: float  # passes over them in an epoch
@@ -56,12 +56,12 @@ def batch_examples(
 ) -> np.ndarray:
     """Returns `examples_I`, the numbers of a batch's examples among all units of their kind.
 
-    Each pass over the examples has its own order, and leaves out those that fill no whole batch.
-    Corpora of different weights have their own passes. A batch takes of each its part by weight and
-    size, to a whole number, and what a batch rounds off the next ones get.
+    Each pass over the examples has its own order, and drops those that do not fill a batch. Corpora
+    with different weights have separate passes. A batch takes a whole number of examples from each,
+    in proportion to weight and size; later batches make up for the rounding.
 
     Raises:
-      UserError: if an example would come twice in a batch.
+      UserError: if an example would occur twice in a batch.
     """
     pools = _pools(store, spec)
     shares = _shares(pools)
@@ -76,7 +76,7 @@ def batch_examples(
 
 
 def _shares(pools: Sequence[_Pool]) -> tuple[Fraction, ...]:
-    """Returns each pool's share, by weight and size, of what those before it leave of a batch."""
+    """Returns each pool's share, by weight and size, of what earlier pools leave of a batch."""
     sizes = [Fraction(pool.weight) * pool.size for pool in pools]
     rests = [sum(sizes[i:]) for i in range(len(sizes))]
     shares = [size / (rest or 1) for size, rest in zip(sizes, rests, strict=True)]
@@ -86,7 +86,7 @@ def _shares(pools: Sequence[_Pool]) -> tuple[Fraction, ...]:
 def _split(shares: Sequence[Fraction], n: int) -> list[int]:
     """Divides the first `n` examples of a run among pools: each gets its part, to one or two.
 
-    Of n + 1 examples no pool gets fewer than of n.
+    With n + 1 examples, no pool gets fewer than with n.
     """
     parts = []
     for share in shares:
@@ -96,7 +96,7 @@ def _split(shares: Sequence[Fraction], n: int) -> list[int]:
 
 
 def _most(shares: Sequence[Fraction], n: int) -> list[int]:
-    """Returns how many of `n` successive examples of a run each pool has at most."""
+    """Returns the most that each pool can have of `n` successive examples of a run."""
     parts = []
     for share in shares:
         parts.append(math.ceil(n * share))
@@ -124,7 +124,7 @@ def _pass_steps(pools: Sequence[_Pool], spec: BatchSpec) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _longest_pass(shares: tuple[Fraction, ...], i: int, size: int, batch_size: int) -> int:
-    """Returns the most steps that take no more than `size` examples of pool i."""
+    """Returns the largest number of steps that take at most `size` examples of pool i."""
     steps = range(2**62)
     return bisect.bisect_right(steps, size, key=lambda n: _most(shares, n * batch_size)[i]) - 1
 
@@ -145,9 +145,9 @@ def require_examples(store: TokenStore, spec: BatchSpec, n_hosts: int = 1) -> No
 
 
 def held_out_kind(store: TokenStore, spec: BatchSpec) -> str:
-    """Returns the kind of example that held-out documents make: their own, or the papers'.
+    """Returns the kind of examples from held-out documents: their own, or the papers'.
 
-    The papers' is two spans, or one where no document has two.
+    The papers' kind is two spans, or one if no document has two.
     """
     if spec.kind.is_held_out:
         return spec.example
@@ -163,9 +163,9 @@ def held_out(store: TokenStore, spec: BatchSpec) -> np.ndarray:
 def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> np.ndarray:
     """Returns the numbers of the `n` documents, at most a tenth of all, that are never drawn.
 
-    Of the documents with two spans (with one, if `of_one_span` or where none has two), these have
-    the lowest hashes, in order, of first and last spans: the same in however many tasks a store was
-    built, identical texts together.
+    Of the documents with two spans (with one, if `of_one_span` or if none has two), these have the
+    lowest hashes of first and last spans, in that order. The choice does not depend on the number
+    of tasks that built the store, and identical texts stay together.
     """
     documents_D = store.documents_of_pairs
     if of_one_span or not len(documents_D):
@@ -186,12 +186,12 @@ def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
 
 
 def hash_rows(ids_SxC: np.ndarray) -> np.ndarray:
-    """Returns 64 bits of each row of tokens: equal for equal rows, and for hardly any others."""
+    """Returns a 64-bit hash of each row of tokens."""
     return ids_SxC.astype(np.uint64) @ np.random.Philox(key=0).random_raw(ids_SxC.shape[1])
 
 
 def _pools(store: TokenStore, spec: BatchSpec) -> list[_Pool]:
-    """Returns the pool of each corpus, or a single one where all have the same weight."""
+    """Returns the pool of each corpus, or a single one if all have the same weight."""
     corpora = store.corpora
     if len({corpus.weight for corpus in corpora}) == 1:
         end = corpora[-1].end_document

@@ -1,6 +1,6 @@
-"""Makes two texts of one span, for a contrastive loss: a sentence and the rest, or two crops.
+"""Makes two texts from one span, for a contrastive loss: a sentence and the rest, or two crops.
 
-All spans of a batch are cut in the same few array operations, at the borders of words.
+All spans of a batch are cut at word boundaries, in the same few array operations.
 """
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.corpus.token_files import Texts
 
-SENTENCE_STAYS = 0.1  # probability that the sentence of a cloze is left in its span
+SENTENCE_STAYS = 0.1  # probability that the sentence of a cloze stays in its span
 
 
 def split_sentence(
@@ -22,8 +22,8 @@ def split_sentence(
     Args:
       spans: I of C columns, with a token or more each.
       draws_Ix2: independent uniform uint64.
-      min_words: the least length of the sentence, where the span has such a one.
-      is_first: take the first sentence, and never leave it where it was.
+      min_words: the minimum length of the sentence, if the span has one that long.
+      is_first: take the first sentence, and always remove it from its span.
 
     Returns:
       Twice as many texts: 2i is a sentence, 2i + 1 the rest of its span.
@@ -59,19 +59,20 @@ def split_sentence(
 def _middle(starts_IxC: np.ndarray, inside_IxC: np.ndarray) -> np.ndarray:
     """Returns where the second half of each text begins.
 
-    It is the last word that starts in the first half, else the next word, else the middle.
+    It is the last word that starts in the first half, otherwise the next word, otherwise the
+    middle.
     """
     column_C = np.arange(starts_IxC.shape[1])
     n_tokens_I = inside_IxC.sum(axis=1)
     is_word_IxC = (starts_IxC > 0) & inside_IxC & (column_C > 0)
     is_early_IxC = is_word_IxC & (column_C <= (n_tokens_I[:, None] + 1) // 2)
     last_I = np.max(np.where(is_early_IxC, column_C, 0), axis=1)
-    next_I = np.argmax(is_word_IxC, axis=1)  # 0 where there is none
+    next_I = np.argmax(is_word_IxC, axis=1)  # 0 if there is none
     return np.select([last_I > 0, next_I > 0], [last_I, next_I], n_tokens_I // 2)
 
 
 def split_crops(spans: Texts, draws_I: np.ndarray) -> Texts:
-    """Cuts each span in two, at a random border of words in its middle half.
+    """Cuts each span in two, at a random word boundary in its middle half.
 
     Unlike Contriever's crops (arXiv 2112.09118), the halves do not overlap. Arguments and result
     are as for `split_sentence`: texts 2i and 2i + 1 are the left and the right half.
@@ -97,7 +98,7 @@ def _choose_column(is_candidate_IxC: np.ndarray, draws_I: np.ndarray) -> np.ndar
 
 
 def _select(spans: Texts, first_IxC: np.ndarray, second_IxC: np.ndarray) -> Texts:
-    """Returns, as `split_sentence` does, the tokens of each span under either mask."""
+    """Returns the tokens of each span under either mask, in the order of `split_sentence`."""
     column_C = np.arange(first_IxC.shape[1])
     keep_SxC = np.stack([first_IxC, second_IxC], axis=1).reshape(-1, len(column_C))
     order_SxC = np.argsort(~keep_SxC, axis=1, stable=True)

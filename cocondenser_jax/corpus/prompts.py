@@ -1,9 +1,9 @@
-"""Puts a prompt before texts, with the tokens that a tokenizer gives the two joined.
+"""Puts a prompt before texts, with the tokens of the joined string.
 
-sentence-transformers joins prompt and text, and then tokenizes. Their tokens by themselves, end to
-end, may be others where the two meet: a byte-level tokenizer reads "query: " and "the" as "query",
-":" and " the", and the text alone as "the". So the first word of a text is tokenized again, behind
-the prompt (see `first_words`); its other tokens stay as they are.
+sentence-transformers joins prompt and text and then tokenizes. Concatenating their tokens may
+differ at the seam: a byte-level tokenizer reads "query: " and "the" as "query", ":" and " the", but
+the text alone as "the". So the first word of a text is tokenized again with the prompt before it
+(see `first_words`); its other tokens stay the same.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ class RowSpec(NamedTuple):
     """How the text of a row is read."""
 
     prompt: str  #: put before it
-    length: int  #: tokens, prompt and specials included; the rest is cut off
+    length: int  #: maximum tokens, prompt and specials included
 
 
 def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
     """Puts a prompt before texts, its tokens marked with `STARTS_PROMPT`.
 
-    What no longer fits into the columns is cut off after a whole word. A text that was a part of
-    another one is read as one that stands alone; without a prompt, that is all that changes.
+    Text that no longer fits into the columns is cut off after a whole word. A text that was cut out
+    of another one is read as if it stood alone; without a prompt, nothing else changes.
 
     Args:
       prompt: "" for none.
       texts: N of L columns, with a token or more each; the first token starts a word.
-      tokenizer: that made the texts.
+      tokenizer: the tokenizer that made the texts.
     """
     if not (prompt or tokenizer.is_byte_level or _lack_space(texts, tokenizer).any()):
         return texts
@@ -60,7 +60,7 @@ def put_before(prompt: str, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
 
 
 def read_as(row_spec: RowSpec, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
-    """Puts a prompt before texts, and cuts off what is too long; see `put_before`."""
+    """Puts a prompt before texts and truncates them; see `put_before`."""
     prompt, length = row_spec
     content = length - N_AROUND
     n_spare = texts.ids_NxL.shape[1] - content
@@ -72,7 +72,7 @@ def read_as(row_spec: RowSpec, texts: Texts, tokenizer: SpanTokenizer) -> Texts:
 
 
 def count_tokens(prompt: str, tokenizer: SpanTokenizer) -> int:
-    """Returns how many tokens a prompt has."""
+    """Returns the number of tokens of a prompt."""
     return len(tokenizer.ids_of(prompt))
 
 
@@ -87,7 +87,7 @@ def prompt_lengths(prompts: Sequence[str], tokenizer: SpanTokenizer) -> np.ndarr
 def _beginnings(
     prompt: str, texts: Texts, tokenizer: SpanTokenizer
 ) -> tuple[np.ndarray, list[Span]]:
-    """Returns how many first tokens of each text are replaced, and by what."""
+    """Returns how many of each text's first tokens are replaced, and their replacements."""
     n_firsts_N = _count_first_words(texts, tokenizer)
     if not tokenizer.is_byte_level and _stands_apart(prompt, tokenizer):
         n_firsts_N = np.where(_lack_space(texts, tokenizer), n_firsts_N, 0)
@@ -101,20 +101,20 @@ def _beginnings(
 
 
 def _stands_apart(prompt: str, tokenizer: SpanTokenizer) -> bool:
-    """Whether a word has the tokens behind a prompt that it has alone."""
+    """Whether a word has the same tokens behind a prompt as alone."""
     ids_of = tokenizer.ids_of
     return ids_of(f"{prompt}a") == ids_of(prompt.rstrip()) + ids_of("a")
 
 
 def _lack_space(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
-    """Returns which texts begin otherwise than they would alone: within a text without spaces."""
+    """Returns which texts begin with other tokens than they would alone: in text without spaces."""
     if not tokenizer.puts_space:
         return np.zeros(len(texts.n_tokens_N), bool)
     return ~tokenizer.follows_space_V[texts.ids_NxL[:, 0]]
 
 
 def _count_first_words(texts: Texts, tokenizer: SpanTokenizer) -> np.ndarray:
-    """Returns how many tokens each text has before the first that those cannot change."""
+    """Returns the number of leading tokens of each text that its first word may change."""
     begins_NxL = texts.starts_NxL[:, 1:] > 0
     if tokenizer.space:
         begins_NxL &= tokenizer.follows_space_V[texts.ids_NxL[:, 1:]]

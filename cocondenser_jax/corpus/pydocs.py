@@ -25,8 +25,9 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
 
     Yields:
       (qualified name, docstring) of each public module, class, function and method whose docstring
-      has at least two paragraphs: `inspect.cleandoc`'s without lines that only underline. Drops
-      repeated docstrings; numbers repeated names #2, #3 …. Ordered by package, file name and line.
+      has at least two paragraphs: the text of `inspect.cleandoc`, without lines that only
+      underline. Drops repeated docstrings; numbers repeated names #2, #3 …. Ordered by package,
+      file name and line.
     """
     roots = {package: _find(package) for package in packages or DEFAULT_PACKAGES}
     missing = [package for package, root in roots.items() if root is None]
@@ -46,7 +47,7 @@ def read_docstrings(packages: Sequence[str] | None = None) -> Iterator[tuple[str
 
 
 def _find(package: str) -> Path | None:
-    """Finds a package's folder, or the file of a single module; imports nothing."""
+    """Finds a package's folder, or the file of a single module, without importing it."""
     spec = PathFinder.find_spec(package) if package.isidentifier() else None
     if spec is None:
         return None

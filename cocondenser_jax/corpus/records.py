@@ -1,4 +1,4 @@
-"""Turns records of any library into documents, and its errors into one line."""
+"""Turns records of any library into documents, and its errors into one-line errors."""
 
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,12 +10,12 @@ from cocondenser_jax.files.whole import without_surrogates
 from cocondenser_jax.representation import join_title
 
 MAX_DOCUMENT_BYTES = 50_000_000
-BATCH_CHARACTERS = 1_000_000  # of documents that are cut together, at least
+BATCH_CHARACTERS = 1_000_000  # minimum, of documents that are cut together
 FIELDS = ("_id", "id", "title", "text", "spans")  # of a record that are read
 
 
 class Document(NamedTuple):
-    """A text and its name; `spans` where the source has already cut it."""
+    """A text and its name; `spans` if the source has already split it."""
 
     id: str
     text: str
@@ -23,15 +23,15 @@ class Document(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a source has for one document, as it was read."""
+    """A source's record of one document, as read."""
 
     fields: Mapping[str, Any]  # those of FIELDS, and others
-    number: str  # of its line or row, after the name of its file where there are several
+    number: str  # of its line or row, preceded by the name of its file if there are several
     where: str  # names it in errors
     url: str = ""  # of a table
 
 
-# Read a piece of a source, without the rest.
+# Reads one piece of a source.
 Piece = Callable[[], Iterator[Document]]
 RecordPiece = Callable[[], Iterator[Record]]
 
@@ -42,7 +42,7 @@ def record_piece(
     prefix: str = "",
     first: int = 1,
 ) -> RecordPiece:
-    """Makes a piece of what a library reads; `prefix` goes before numbers, the first is `first`."""
+    """Makes a piece of a library's records; numbers start at `first` and have a `prefix`."""
 
     def read() -> Iterator[Record]:
         for number, fields in _numbered(source, records, first):
@@ -54,7 +54,7 @@ def record_piece(
 def _numbered(
     source: str, records: Callable[[], Iterable[dict[str, Any]]], first: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbers records; names the source, and the last record that could be read, in errors."""
+    """Numbers records; errors name the source and the last record that could be read."""
     number = first - 1
     try:
         for number, record in enumerate(records(), start=first):
@@ -68,12 +68,12 @@ def _numbered(
 
 @contextmanager
 def named_errors(source: str) -> Iterator[None]:
-    """Names the source in errors of a library."""
+    """Adds the source to a library's errors."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # of each library another: a wrong name, a failed connection
+    except Exception as error:  # differs between libraries: a wrong name, a failed connection
         raise _unreadable(source, error) from error
 
 
@@ -111,7 +111,7 @@ def to_document(record: Record) -> Document:
 def _id(fields: Mapping[str, Any], default: str, where: str) -> str:
     for key in ("_id", "id"):
         name = fields.get(key)
-        if isinstance(name, datetime.date):  # datasets reads strings of JSON so
+        if isinstance(name, datetime.date):  # datasets represents JSON strings like this
             raise UserError(f"{where}: `{key}` is read as a date, {name}: expected a string")
         if name is not None:
             return str(_text(name, key, where))
@@ -133,7 +133,7 @@ def decode(value: Any, field: str, where: str) -> Any:
 
 
 def check_size(n_bytes: int, where: str) -> None:
-    """Raises a UserError for a document that is too large to be one."""
+    """Raises a UserError for a record that is too large to be a document."""
     if n_bytes > MAX_DOCUMENT_BYTES:
         limit = MAX_DOCUMENT_BYTES // 1_000_000
         raise UserError(f"{where}: a document is larger than {limit} MB; split it first")

@@ -1,7 +1,7 @@
-"""Compares the tokens that training reads of a few texts with those that the search reads.
+"""Compares, on a few texts, the tokens that training reads with those that search reads.
 
-Training looks words up in what `tokenizer.json` says. sentence-transformers obeys what other files
-say of capitals, too, and transformers makes some tokenizers anew from a vocabulary.
+Training only uses `tokenizer.json`. sentence-transformers also reads settings about capitals from
+other files, and transformers rebuilds some tokenizers from a vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,12 +34,12 @@ TEXTS = (
 def tokens_in_training(
     tokenizer: SpanTokenizer, texts: Sequence[str], prompt: str = ""
 ) -> list[list[int]]:
-    """Returns the token ids of texts as training has them, with what stands around a text.
+    """Returns the token ids of texts as in training, with the special tokens around them.
 
     Args:
       tokenizer: the store's.
       texts: words separated by single spaces, one word or more each.
-      prompt: that stands before each; "" for none.
+      prompt: put before each text; "" for none.
     """
     spans = spans_of_texts(tokenizer, texts)
     n_columns = 1 + max(len(span.tokens) for span in spans) + count_tokens(prompt, tokenizer)
@@ -57,14 +57,14 @@ def require_same_tokens(
     prompts: Sequence[str] = ("",),
     longest: int | None = None,
 ) -> None:
-    """Raises a UserError where training would read other tokens than the model is searched with.
+    """Raises a UserError if training would read other tokens than search does with the model.
 
     Args:
       name: of the model's folder, for the message.
       tokenizer: of training.
-      search: returns the token ids of a text as the search reads it.
+      search: returns the token ids of a text as search reads it.
       prompts: that texts begin with.
-      longest: tokens that training reads of a text; None: all.
+      longest: maximum tokens of a text in training; None: no limit.
     """
     for prompt in prompts:
         found = tokens_in_training(tokenizer, TEXTS, prompt)
@@ -83,7 +83,7 @@ def require_same_tokens(
 
 
 def search_reader(folder: Path, *, lowers_case: bool = False) -> Callable[[str], list[int]]:
-    """Returns what reads a text as sentence-transformers does with a model.
+    """Returns a function that tokenizes a text as sentence-transformers does for a model.
 
     Args:
       folder: of the model's tokenizer.
@@ -93,7 +93,7 @@ def search_reader(folder: Path, *, lowers_case: bool = False) -> Callable[[str],
 
     try:
         loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # the library raises anything for a broken folder
+    except Exception as error:  # the library can raise any exception for a broken folder
         raise UserError(
             f"{folder} holds no tokenizer that loads: {whole_message(error)}"
         ) from error
@@ -123,5 +123,5 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def _spelled(tokenizer: SpanTokenizer, ids: Sequence[int], at: int) -> list[str]:
-    """Returns some tokens around a place."""
+    """Returns a few tokens around a position."""
     return [str(tokenizer.backend.id_to_token(i)) for i in ids[max(at - 3, 0) : at + 5]]

@@ -1,4 +1,4 @@
-"""Which characters belong to scripts that put no spaces between words."""
+"""Tells which characters belong to scripts without spaces between words."""
 
 import re
 

@@ -54,8 +54,8 @@ ACCEPTED = (
     f"pydocs, pydocs:numpy,scipy, {ACCEPTED_FILES}, "
     "hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
 )
-# Of a dataset in a folder, these are read without its library, which would read all columns and
-# refuse files in which one that is not needed has another type.
+# Files of a dataset in a folder that are read without its library, which would read all columns and
+# refuse files in which an unneeded column has a different type.
 _OWN_SUFFIXES = (".jsonl", ".parquet")
 _RECORDS_PER_PIECE = 10_000  # of a dataset whose records are read by number
 _ROWS_AT_ONCE = 100
@@ -77,7 +77,7 @@ def read_pieces(source: str, pieces: Sequence[Piece]) -> Iterator[Document]:
 
 
 def documents_sha256(source: str) -> str:
-    """Returns the SHA-256 of the names and texts of a source's documents, in their order."""
+    """Returns the SHA-256 of the names and texts of a source's documents, in order."""
     digest = hashlib.sha256()
     for _ in hashed(read_documents(source), digest):
         pass
@@ -85,7 +85,7 @@ def documents_sha256(source: str) -> str:
 
 
 def hashed(documents: Iterable[T], digest: "hashlib._Hash") -> Iterator[T]:
-    """Streams documents, or passages, and adds each of them to a digest."""
+    """Streams documents or passages, and adds each to a digest."""
     for document in documents:
         digest.update(json.dumps(document).encode())
         yield document
@@ -133,7 +133,7 @@ def open_records(source: str) -> list[RecordPiece]:
 
 
 def require_source(source: str) -> None:
-    """Raises a UserError for what `open_records` cannot open, as far as the name shows it."""
+    """Raises a UserError for sources that `open_records` cannot open, judging by the name."""
     path, pattern, columns = find_place(source)
     is_file = source.partition(":")[0] not in ("pydocs", *_DATASETS)
     if columns and not (is_file and (path.is_dir() or plain_suffix(path) == ".tsv")):
@@ -187,7 +187,7 @@ def _read_objects(path: Path, prefix: str) -> Iterator[Record]:
 
 
 def _warn_of_unread(path: Path, names: Iterable[str], kind: str) -> None:
-    """Logs which fields are not read where none is the title: one of them may be."""
+    """Logs which fields are ignored if there is no title: one of them may be meant as one."""
     others = [name for name in names if name not in (*FIELDS, "url")]
     if others and "title" not in names:
         log_once(
@@ -242,7 +242,7 @@ def _parquet_pieces(path: Path, prefix: str) -> list[RecordPiece]:
         data = pyarrow.dataset.dataset(path)
         groups = [*chain.from_iterable(file.split_by_row_group() for file in data.get_fragments())]
         columns = data.schema.names  # which need not be UTF-8
-    # A column that may be the id: passages that have it are not numbered.
+    # A column that may hold the id: then passages are not numbered.
     names = [name for name in columns if name in FIELDS or names_an_id(name)]
     _warn_of_unread(path, columns, "column")
     pieces = []
@@ -258,7 +258,7 @@ def _parquet_rows(group: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     for batch in group.to_batches(columns=names, batch_size=_ROWS_AT_ONCE):
         try:
             yield from batch.to_pylist()
-        except UnicodeDecodeError:  # of any row: bytes, one of which is refused by its name
+        except UnicodeDecodeError:  # of any row: bytes; a row without an id is refused by name
             import pyarrow as pa
 
             strings = (pa.string(), pa.large_string(), pa.string_view())
@@ -275,9 +275,9 @@ def _huggingface_pieces(source: str, name: str) -> list[RecordPiece]:
         raise UserError("hf: expected a dataset's name or folder, as in hf:ag_news::train")
     import datasets  # slow to import, and needed for this source only
 
-    # What it logs before it raises is in the error.
+    # Its log messages before an exception repeat the exception.
     datasets.logging.set_verbosity(logging.CRITICAL)
-    # Where a folder's name has a `[`, datasets (5.2.0) finds nothing in it.
+    # datasets (5.2.0) finds nothing in a folder whose name has a `[`.
     open_builder = functools.partial(datasets.load_dataset_builder, path, config or None)
     builder = open_builder()
     if options := _as_written(builder):
@@ -294,7 +294,8 @@ def _huggingface_pieces(source: str, name: str) -> list[RecordPiece]:
     if nulls := [
         each for each, kind in (data.features or {}).items() if kind == datasets.Value("null")
     ]:
-        # No record of the first file has a value: they are strings elsewhere, or become strings.
+        # No record of the first file has a value: in other files they are strings, or become
+        # strings.
         strings = dict.fromkeys(nulls, datasets.Value("string"))
         kinds = datasets.Features({**data.features, **strings})
         data = open_builder(features=kinds).as_streaming_dataset(split)
@@ -302,9 +303,9 @@ def _huggingface_pieces(source: str, name: str) -> list[RecordPiece]:
 
 
 def _as_written(builder: Any) -> dict[str, Any]:
-    """Returns what makes datasets read the fields of .csv files as they are written.
+    """Returns the options with which datasets reads the fields of .csv files unchanged.
 
-    Otherwise a text "NA" would be none, and an id 007 the number 7. Nothing for other files.
+    Otherwise a text "NA" would be missing, and an id 007 the number 7. Empty for other files.
     """
     import datasets
 
@@ -319,7 +320,7 @@ def _as_written(builder: Any) -> dict[str, Any]:
 
 
 def _streamed_pieces(source: str, data: Any, paths: Sequence[str]) -> list[RecordPiece]:
-    """Makes a piece of each shard, which is one of the files if there are as many."""
+    """Makes a piece of each shard; a shard is one file if there are as many files."""
     n_shards = data.num_shards
     names = paths if len(paths) == n_shards else [f"file {k}" for k in range(n_shards)]
     prefixes = _prefixes(n_shards)
@@ -332,7 +333,7 @@ def _streamed_pieces(source: str, data: Any, paths: Sequence[str]) -> list[Recor
 
 
 def _prefixes(n_files: int) -> list[str]:
-    """Names the files of a dataset: numbers of records are unique within one only."""
+    """Names the files of a dataset, because record numbers are unique only within a file."""
     return [f"{k}:" for k in range(n_files)] if n_files > 1 else [""]
 
 

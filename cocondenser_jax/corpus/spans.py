@@ -1,7 +1,7 @@
-"""Cuts documents into non-overlapping spans that end with a sentence wherever they can.
+"""Splits documents into non-overlapping spans that end with a sentence if possible.
 
-A span is cut and tokenized here, once, so tokens, word borders and masks always line up. Its text
-is its sentences joined by one space, white space inside them collapsed.
+A span is cut and tokenized only here, so tokens, word boundaries and masks always line up. Its text
+is its sentences, with collapsed white space, joined by single spaces.
 """
 
 import functools
@@ -19,27 +19,27 @@ from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer
 from cocondenser_jax.corpus.words import WordTable
 
-MIN_TOKENS = 8  # a span with fewer content tokens says too little: it is dropped
+MIN_TOKENS = 8  # a span with fewer content tokens has too little text and is dropped
 MAX_SENTENCE_CHARACTERS = 10_000  # text without any border is cut here: bounds tokenizer calls
-ENCODE_BATCH = 8192  # sentences tokenized together: feeds many threads in bounded memory
+ENCODE_BATCH = 8192  # sentences tokenized together: enough for many threads, in bounded memory
 STARTS_SENTENCE = 2
 STARTS_PROMPT = 3  # of each token of a prompt
 
-# White space to Python, but not to tokenizers, which drop or keep it within a word.
+# White space in Python, but dropped or kept within a word by tokenizers.
 _CONTROL = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
 _SPACE = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]+")
-# A line break is a border unless the next line starts with a lower-case letter, as hard-wrapped
-# text does. A blank line always is.
+# A line break is a boundary unless the next line starts with a lower-case letter, as in
+# hard-wrapped text. A blank line always is one.
 _LINE_BORDER = re.compile(r"\n\s*\n|\n(?!\s*[a-z])")
 # A mark that ends sentences, closing quotes and brackets, a space, and then anything but a
-# lower-case letter. Marks that belong to a script without capitals, such as 。 or ।, need no space;
-# Urdu's stands in abbreviations, too.
+# lower-case letter. Marks of scripts without capitals, such as 。 or ।, need no space; Urdu's also
+# occurs in abbreviations.
 _OWN_MARK = r"[\p{Sentence_Terminal}--[\x00-\x7F\u06D4\u2000-\u206F\uFE50-\uFE6F\uFF0E]]"
 _SENTENCE_BORDER = regex.compile(
     rf"(?V1){_OWN_MARK}+[\"'”’»)\]」』）]*"  # noqa: RUF001
     r"|[\p{Sentence_Terminal}…][\"'”’»)\]]* (?![a-z])"  # noqa: RUF001
 )
-# After these a full stop does not end a sentence; nor does it after initials ("J. R. Smith").
+# A period after these does not end a sentence, nor does one after initials ("J. R. Smith").
 _ABBREVIATION = re.compile(
     r"(?<!\w)(?:(?:[A-Z]\.)*[A-Z]|Mrs?|Ms|Drs?|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Jr"
     r"|Sr|vs|cf|ca|al|[Nn]os?|pp?|[Vv]ols?|[Ee]ds?|[Ff]igs?|[Ee]qs?|Refs?|approx|est|e\.g|i\.e|Inc|Ltd"
@@ -55,7 +55,7 @@ class Span(NamedTuple):
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a text into sentences by rule, with white space collapsed; none is empty."""
+    """Splits a text into nonempty sentences by rules, with collapsed white space."""
     sentences = []
     for line in _LINE_BORDER.split(text):
         line = _with_single_spaces(line)
@@ -86,16 +86,17 @@ def cut_documents(
     """Cuts documents into spans.
 
     Consecutive sentences are packed greedily. A sentence longer than a span is cut between words,
-    and a word longer than a span is truncated. A document that comes as `spans` keeps them, those
-    that are too long truncated between words.
+    and a word longer than a span is truncated. A document with `spans` keeps them; those that are
+    too long are truncated between words.
 
     Args:
       documents: what to cut.
       tokenizer: the model's.
       max_length: longest span, [CLS] and [SEP] included.
       short_span_prob: fraction of spans that end early, as in the preprocessing of Condenser's
-        authors: at the last sentence border within a uniformly drawn length, which depends on the
-        document's text alone, but after a whole sentence and, before the last span, MIN_TOKENS.
+        authors: at the last sentence boundary within a uniformly random length, which depends only
+        on the document's text, but after at least one whole sentence and, before the last span,
+        MIN_TOKENS.
 
     Returns:
       For each document its spans of at least MIN_TOKENS content tokens, in the order of the text.
@@ -111,7 +112,7 @@ def cut_documents(
 
 
 def _sentences_of(document: Document) -> list[str]:
-    """Returns what is tokenized as a whole: sentences, or the spans that a source has cut."""
+    """Returns the texts to tokenize: sentences, or the spans that a source has already split."""
     if document.spans is None:
         return split_sentences(document.text)
     return [_bounded(_with_single_spaces(span))[0] for span in document.spans if span.strip()]
@@ -124,7 +125,7 @@ def _spans_of(
     limit: int,
     short_span_prob: float = 0.0,
 ) -> Iterator[Span]:
-    """Yields the spans of a document, those that are too short among them."""
+    """Yields the spans of a document, including those that are too short."""
     as_first = _first_form(tokenizer)
     if document.spans is None:
         return _pack(sentences, limit, _targets(document.text, limit, short_span_prob), as_first)
@@ -132,7 +133,7 @@ def _spans_of(
 
 
 def _bounded(sentence: str) -> list[str]:
-    """Cuts at MAX_SENTENCE_CHARACTERS, at a space if there is one; no piece is empty."""
+    """Cuts at MAX_SENTENCE_CHARACTERS, at a space if possible; no piece is empty."""
     pieces = []
     while len(sentence) > MAX_SENTENCE_CHARACTERS:
         stop = sentence.rfind(" ", 1, MAX_SENTENCE_CHARACTERS)
@@ -143,7 +144,7 @@ def _bounded(sentence: str) -> list[str]:
 
 
 def _encode(tokenizer: SpanTokenizer, texts: Sequence[str]) -> Iterator[Span]:
-    """Tokenizes texts as they read after a space, which byte-level BPE makes part of a token."""
+    """Tokenizes texts as if they followed a space, which byte-level BPE makes part of a token."""
     words = _word_table(tokenizer)
     for begin in range(0, len(texts), ENCODE_BATCH):
         for ids, starts in words.tokenize(texts[begin : begin + ENCODE_BATCH]):
@@ -155,7 +156,7 @@ _word_table = functools.lru_cache(maxsize=1)(WordTable)  # its words are kept be
 
 
 def spans_of_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[Span]:
-    """Returns each text as a span, whatever its length.
+    """Returns each text as a span of any length.
 
     Args:
       tokenizer: the model's.
@@ -165,9 +166,9 @@ def spans_of_texts(tokenizer: SpanTokenizer, texts: Sequence[str]) -> list[Span]
 
 
 def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
-    """Makes a function that gives what was cut out of a text the tokens that it has alone.
+    """Makes a function that gives text cut out of another one the tokens that it has alone.
 
-    WordPiece's tokens tell nothing of spaces, and stay as they are.
+    WordPiece's tokens do not depend on spaces, and stay the same.
     """
     if not tokenizer.space:
         return lambda span: span
@@ -187,7 +188,7 @@ def _first_form(tokenizer: SpanTokenizer) -> Callable[[Span], Span]:
 
 
 def _targets(text: str, limit: int, short_span_prob: float) -> Iterator[int]:
-    """Yields the lengths, in content tokens, up to which the spans of a text are packed."""
+    """Yields the lengths, in content tokens, to which the spans of a text are packed."""
     if not short_span_prob:
         yield from repeat(limit)
     rng = np.random.default_rng(zlib.crc32(text.encode()))
@@ -218,7 +219,7 @@ def _pack(
         while len(rest.tokens) > limit:
             span = _truncate(rest, limit)
             yield span
-            # Where it ends within a word, the rest of the word is lost.
+            # If it ends within a word, the rest of the word is lost.
             borders = np.flatnonzero(rest.starts[len(span.tokens) :])
             begin = len(span.tokens) + int(borders[0]) if len(borders) else len(rest.tokens)
             rest = as_first(Span(rest.tokens[begin:], rest.starts[begin:]))
@@ -229,7 +230,7 @@ def _pack(
 
 
 def _truncate(span: Span, limit: int) -> Span:
-    """Cuts at the last word border within `limit` tokens, or at `limit` within the first word."""
+    """Cuts at the last word boundary within `limit` tokens, or at `limit` within the first word."""
     if len(span.tokens) <= limit:
         return span
     borders = np.flatnonzero(span.starts[1 : limit + 1]) + 1

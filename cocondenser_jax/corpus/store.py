@@ -1,4 +1,4 @@
-"""The token store: a corpus cut and tokenized once, memory-mapped from then on.
+"""The token store: a corpus that is split and tokenized once, then memory-mapped.
 
 A store is a folder with the arrays of `token_files.py`, the tokenizer in `tokenizer/`, and
 `manifest.json` (counts, checksums, origin), written last: without it, a folder is unfinished.
@@ -25,7 +25,7 @@ from cocondenser_jax.files.runs import require_same, task_folders
 from cocondenser_jax.files.whole import file_sha256, read_object
 
 FORMAT_VERSION = 8
-_SPANS_AT_ONCE = 10_000  # spans read together to count their tokens
+_SPANS_AT_ONCE = 10_000  # spans read at a time to count their tokens
 
 
 class WeightedCorpus(NamedTuple):
@@ -39,7 +39,7 @@ class WeightedCorpus(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStore:
-    """An open token store. It is pickled as its path, so that workers map the same files."""
+    """An open token store. It is pickled by path, so that workers map the same files."""
 
     path: Path  #: as given to `open_store`
     manifests: tuple[dict[str, Any], ...]  #: one per folder, in their order
@@ -125,14 +125,14 @@ class TokenStore:
 
 
 def require_stores(path: Path) -> None:
-    """Raises a UserError for stores (see `open_store`) that are not there, or of another format."""
+    """Raises a UserError for stores (see `open_store`) that are missing or in another format."""
     for _, corpus in _weighted_folders(path):
         for folder in task_folders(corpus):
             _read_manifest(folder)
 
 
 def open_store(path: Path) -> TokenStore:
-    """Opens a store, the folders of all its tasks, or several stores, as one; reads no tokens yet.
+    """Opens a store, all folders of its tasks, or several stores, as one, without reading tokens.
 
     Args:
       path: a folder of `build_store` or `build_in_tasks`, or its URL on an object store; or
@@ -165,7 +165,7 @@ def open_store(path: Path) -> TokenStore:
         manifests += own_manifests
     require_same(folders, manifests, ["max_length", "tokenizer"])
 
-    # The number of the first span in each folder, and of all.
+    # The number of the first span in each folder, and the total.
     bases = np.cumsum([0] + [manifest["counts"]["spans"] for manifest in manifests])
     first_span_D = files[0].first_span  # mapped, not copied
     if len(files) > 1:
@@ -207,7 +207,7 @@ def verify_store(path: Path) -> None:
 
 
 def _weighted_folders(path: Path) -> list[tuple[float, Path]]:
-    """Lists (weight, folder) of the stores that a path names: itself, or several, with commas."""
+    """Lists (weight, folder) of the stores in a path: one, or several separated by commas."""
     if path.is_dir():
         return [(1.0, path)]
     stores = []

@@ -1,10 +1,10 @@
-"""Divides a source among tasks, and finds documents that repeat a text across all tasks.
+"""Divides a source among tasks, and finds documents that repeat a text of any task.
 
-What the tasks read, one after the other, is the source. Two stages find duplicates, neither with
-more in memory than one task's digests: `hash_task` writes the digests of a task's documents, in
-order; `find_duplicates` reads one range of digests from the files of all tasks. Of several
-documents with one text the first in the source stays, as on one machine: what a task makes depends
-on what it and those before it read.
+The tasks' parts, in order, are the source. Two stages find duplicates, with at most one task's
+digests in memory: `hash_task` writes the sorted digests of a task's documents; `find_duplicates`
+reads one range of digests from the files of all tasks. Of several documents with the same text the
+first in the source is kept, as on one machine, so the output of a task depends on its documents and
+those of earlier tasks.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from cocondenser_jax.corpus.sources import hashed, open_source
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import new_file, write_text
 
-# Takes the number and the text of a document; returns whether it repeats an earlier one.
+# Takes the number and text of a document; returns whether it repeats an earlier one.
 IsRepeated = Callable[[int, str], bool]
 
-_RANGE = 1 << 64  # of the first column of rows that are read by range
+_RANGE = 1 << 64  # of the first column, if rows are read by range
 
 
 def text_digest(text: str) -> bytes:
-    """Returns 16 bytes that stand for a text."""
+    """Returns a 16-byte digest of a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def remember_texts() -> IsRepeated:
-    """Finds repeated texts by the digests of all that the function was called with."""
+    """Finds texts that repeat an earlier one, by digest."""
     digests: set[bytes] = set()
 
     def is_repeated(_: int, text: str) -> bool:
@@ -43,7 +43,7 @@ def remember_texts() -> IsRepeated:
 
 
 def read_task(source: str, task: tuple[int, int]) -> Iterator[Document]:
-    """Streams what task i of n, from 0, reads of a source: a range of its pieces."""
+    """Streams the part of task i of n, from 0: a range of the source's pieces."""
     index, n_tasks = task
     pieces = open_source(source)
     begin, end = (k * len(pieces) // n_tasks for k in (index, index + 1))
@@ -85,13 +85,13 @@ def hash_task(source: str, work: Path, task: tuple[int, int]) -> None:
 
 
 def find_duplicates(work: Path, task: tuple[int, int]) -> None:
-    """Writes which documents repeat one before: task and number, in ascending order.
+    """Writes which documents repeat an earlier one: task and number, in ascending order.
 
     Reads range i of n of the digests of all n tasks.
     """
     index, n_tasks = task
     rows_Dx4 = rows_of_range(map_rows(work, "digests", n_tasks), (index, n_tasks))
-    # Stable: documents of one text stay in the source's order.
+    # Stable: documents with the same text stay in the source's order.
     rows_Dx4 = rows_Dx4[np.lexsort(rows_Dx4.T[1::-1])]
     is_duplicate_D = np.zeros(len(rows_Dx4), bool)
     is_duplicate_D[1:] = (rows_Dx4[1:, :2] == rows_Dx4[:-1, :2]).all(axis=1)
@@ -103,7 +103,7 @@ def find_duplicates(work: Path, task: tuple[int, int]) -> None:
 
 
 def duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
-    """Returns the numbers of a task's documents that repeat one before."""
+    """Returns the numbers of a task's documents that repeat an earlier one."""
     index, n_tasks = task
     numbers: set[int] = set()
     for duplicates_Cx2 in map_rows(work, "duplicates", n_tasks):
@@ -114,7 +114,7 @@ def duplicates_of_task(work: Path, task: tuple[int, int]) -> set[int]:
 
 
 def map_rows(work: Path, stage: str, n_tasks: int) -> list[np.ndarray]:
-    """Maps what all tasks of a stage wrote."""
+    """Maps the files that all tasks of a stage wrote."""
     paths = [stage_file(work, stage, index) for index in range(n_tasks)]
     return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
 

@@ -1,14 +1,12 @@
 """Writes, maps and reads the flat files of a token store.
 
-  tokens.bin         content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or
-                     uint32 for more than 65,536 entries; then `max_length` zeros, so that a
-                     window of that many can be read at any span
-  starts.bin         uint8 for each token: 2 where it starts a sentence, 1 where another word, else
-                     0; then zeros likewise
-  span_offsets.bin   int64 [N + 1]: span i is tokens[span_offsets[i] : span_offsets[i + 1]]
-  first_span.bin     int64 [D + 1]: document i is spans first_span[i] to first_span[i + 1] - 1
-  ids.txt            names of the documents, each followed by a line feed
-  id_offsets.bin     int64 [D + 1]: byte in ids.txt at which each name starts
+  tokens.bin         content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or uint32
+  for more than 65,536 entries; then `max_length` zeros, so that a window of that many can be read
+  at any span starts.bin         uint8 for each token: 2 where it starts a sentence, 1 where another
+  word, else 0; then zeros likewise span_offsets.bin   int64 [N + 1]: span i is
+  tokens[span_offsets[i] : span_offsets[i + 1]] first_span.bin     int64 [D + 1]: document i is
+  spans first_span[i] to first_span[i + 1] - 1 ids.txt            names of the documents, each
+  followed by a line feed id_offsets.bin     int64 [D + 1]: byte in ids.txt where each name starts
 
 Numbers are little-endian.
 """
@@ -37,7 +35,7 @@ class TokenFiles(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The content tokens of N texts, in L columns."""
+    """The content tokens of N texts in L columns."""
 
     ids_NxL: np.ndarray  # int32, 0 after a text's end
     # uint8: 1 where a token starts a word, 2 where it starts a sentence too, 3 in a prompt
@@ -49,7 +47,7 @@ FILE_NAMES = [f"{name}.txt" if name == "ids" else f"{name}.bin" for name in Toke
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the smallest type that holds every token id."""
+    """Returns the smallest type that can hold every token id."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -101,11 +99,11 @@ class TokenWriter:
 
 
 def map_files(folder: Path, vocab_size: int) -> TokenFiles:
-    """Maps the files into memory; reads nothing yet."""
+    """Maps the files into memory without reading them."""
     byte: np.dtype = np.dtype("u1")
     dtypes = [token_dtype(vocab_size), byte, INT64, INT64, byte, INT64]
     paths = [folder / name for name in FILE_NAMES]
-    # A file of 0 bytes, as the names in a store without documents, cannot be mapped.
+    # An empty file, such as the names of a store without documents, cannot be mapped.
     return TokenFiles(
         *(
             np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.zeros(0, dtype)
@@ -119,7 +117,7 @@ def read_windows(files: TokenFiles, spans_N: np.ndarray, length: int) -> Texts:
     begin_N = files.span_offsets[spans_N]
     n_tokens_N = files.span_offsets[spans_N + 1] - begin_N
     windows = np.lib.stride_tricks.sliding_window_view
-    # One more than wanted tells whether the last word ends within the window.
+    # One more token than wanted shows whether the last word ends within the window.
     texts = Texts(
         ids_NxL=windows(files.tokens, length + 1)[begin_N].astype(np.int32),
         starts_NxL=windows(files.starts, length + 1)[begin_N],
@@ -129,9 +127,9 @@ def read_windows(files: TokenFiles, spans_N: np.ndarray, length: int) -> Texts:
 
 
 def cut_after_words(texts: Texts, length: int) -> Texts:
-    """Cuts texts of more than `length` columns after the last whole word in those.
+    """Cuts texts longer than `length` columns after their last whole word within them.
 
-    The first word behind a prompt, or of all, is cut within if it is longer.
+    The first word, after a prompt if there is one, is cut inside if it is longer.
     """
     ids_NxM, starts_NxM, n_tokens_N = texts
     n_tokens_N = n_tokens_N.copy()

@@ -16,8 +16,8 @@ from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.files.whole import write_json
 
-Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` makes
-ALPHABET_SIZE = 1000  # at most so many single characters in a vocabulary learned from text
+Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` can make
+ALPHABET_SIZE = 1000  # maximum number of single characters in a vocabulary learned from text
 N_AROUND = 2  # tokens around a text: [CLS] and [SEP]
 _N_BYTES = 256
 _DECODERS = {
@@ -26,14 +26,14 @@ _DECODERS = {
     "unigram": decoders.Metaspace(),
 }
 _LARGEST = 10_000_000  # of a network, see `ModelConfig`; tokenizers takes memory for all entries
-_REPEATS = 1000  # of a word in one text, at most
+_REPEATS = 1000  # maximum count of a word in one text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SpanTokenizer:
-    """A tokenizer of spans, with the facts that the rest of the package needs."""
+    """A tokenizer of spans, with the properties that the rest of the package needs."""
 
-    backend: Tokenizer  # neither pads nor truncates, and reads "[MASK]" in a text as text
+    backend: Tokenizer  # does not pad or truncate, and reads "[MASK]" in a text as text
     kind: str  # the family of `backbones.BACKBONES` that has such a tokenizer
     vocab_size: int  # highest token id + 1
     cls_id: int
@@ -42,16 +42,16 @@ class SpanTokenizer:
     mask_id: int
     unknown_id: int | None  # None: every text has tokens
     special_ids: tuple[int, ...]  # that stand for no text, and the unknown token; ascending
-    sha256: str  # of entries and rules, however the files are laid out
+    sha256: str  # of entries and rules, independent of the layout of the files
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether a token holds the space before it, so that a text's first word has others."""
+        """Whether tokens include the space before them, so that a text's first word differs."""
         return BACKBONES[self.kind].tokenizer == "byte-level"
 
     @property
     def space(self) -> str:
-        """What the tokens begin with that follow a space; "" where they tell nothing of it."""
+        """The prefix of tokens that follow a space; "" if there is none."""
         return {"byte-level": "Ġ", "unigram": "▁"}.get(BACKBONES[self.kind].tokenizer, "")
 
     @property
@@ -66,14 +66,14 @@ class SpanTokenizer:
         return ids
 
     def spell(self, ids: Iterable[int]) -> str:
-        """Returns what tokens are in a text, whether or not the tokenizer's file has a decoder."""
+        """Returns the text of tokens, whether or not the tokenizer's file has a decoder."""
         tokens = [str(self.backend.id_to_token(number)) for number in ids]
         text: str = _DECODERS[BACKBONES[self.kind].tokenizer].decode(tokens)
         return text
 
     @functools.cached_property
     def puts_space(self) -> bool:
-        """Whether a text's first token begins with `space`, as if the text followed one."""
+        """Whether a text's first token begins with `space`, as if the text followed a space."""
         if not self.space:
             return False
         ((first, _),) = self.backend.pre_tokenizer.pre_tokenize_str("a")
@@ -100,7 +100,7 @@ def load_tokenizer(name_or_folder: str) -> SpanTokenizer:
     else:
         try:
             backend = Tokenizer.from_pretrained(name_or_folder)
-        except Exception as error:  # the library passes on whatever the network raised
+        except Exception as error:  # the library passes on any exception of the network
             raise UserError(
                 f"no folder {folder}, and no tokenizer of that name from the Hugging Face hub: "
                 f"{whole_message(error)}"
@@ -118,7 +118,7 @@ def train_tokenizer(
     """Learns a WordPiece or a byte-level BPE; the same texts give the same vocabulary.
 
     Args:
-      texts: the corpus, or a sample of it: read once. Its distinct words are held in memory.
+      texts: the corpus or a sample of it, read once. Its distinct words are kept in memory.
       vocab_size: entries, special tokens (which come first) included; a small corpus gives fewer.
       kind: see `SpanTokenizer`.
       lowercase: remove capitals and accents, where it is a WordPiece.
@@ -143,7 +143,7 @@ def train_tokenizer(
     if is_wordpiece:
         letters, inner_letters = _alphabet(learner, words, min(ALPHABET_SIZE, vocab_size // 4))
         # tokenizers 0.23.3 numbers inner letters in the order of a hash table and breaks ties
-        # between merges by number, so each run learns another vocabulary. Letters given beforehand
+        # between merges by number, so each run learns another vocabulary. Letters given in advance
         # keep their numbers. https://github.com/huggingface/tokenizers/issues/1794
         special += [f"##{letter}" for letter in inner_letters]
     make_trainer = trainers.WordPieceTrainer if is_wordpiece else trainers.BpeTrainer
@@ -155,13 +155,13 @@ def train_tokenizer(
         show_progress=False,
     )
     learner.train_from_iterator(_repeated(words), trainer)
-    if is_wordpiece:  # the inner letters are no special tokens
+    if is_wordpiece:  # the inner letters are not special tokens
         learner = _new_tokenizer(backbone, vocab=learner.get_vocab(), **rules)
     return span_tokenizer(learner, "the trained vocabulary")
 
 
 def _repeated(words: Counter[str]) -> Iterator[str]:
-    """Yields texts that hold each word as often as it is counted, after a space."""
+    """Yields texts that repeat each word, after a space, as often as it was counted."""
     for word, count in words.items():
         for first in range(0, count, _REPEATS):
             yield f" {word}" * min(_REPEATS, count - first)
@@ -206,7 +206,7 @@ def save_tokenizer(tokenizer: SpanTokenizer, folder: Path, model_max_length: int
 
 
 def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
-    """Wraps a tokenizer, switching off whatever would change the tokens of plain text."""
+    """Wraps a tokenizer, and turns off everything that would change the tokens of plain text."""
     backend.no_padding()
     backend.no_truncation()
     # A docstring about tokenizers may say "[MASK]": in a corpus that is text, not a mask.
@@ -249,13 +249,13 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
 
 
 def special_strings(tokenizer: SpanTokenizer) -> list[str]:
-    """Returns what a model in use reads as one token in a text, and training as letters."""
+    """Returns the strings that a model in use reads as one token, and training as plain text."""
     added = tokenizer.backend.get_added_tokens_decoder().values()
     return [token.content for token in added if token.special]
 
 
 def _state(backend: Tokenizer, entries: Mapping[str, int]) -> dict[str, Any]:
-    """Returns what a tokenizer is as JSON, which the library makes of all ids up to the largest."""
+    """Returns a tokenizer's JSON, which the library makes for all ids up to the largest."""
     token = max(entries, key=entries.__getitem__, default=None)
     if token is not None and entries[token] >= _LARGEST:
         raise UserError(
@@ -266,13 +266,13 @@ def _state(backend: Tokenizer, entries: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _unknown_id(model: Mapping[str, Any], entries: Mapping[str, int]) -> int | None:
-    """Returns the token that stands for unknown text, which need not be an added one; or None."""
+    """Returns the token for unknown text, or None; it need not be an added token."""
     number: int | None = model.get("unk_id", entries.get(model.get("unk_token") or ""))
     return number
 
 
 def _require_words(model: Mapping[str, Any], entries: Mapping[str, int], name: str) -> None:
-    """Raises a UserError for a model that would fail at a text, or that has no words at all."""
+    """Raises a UserError for a tokenizer that would fail on some text, or that has no words."""
     unknown = model.get("unk_token")
     if model["type"] == "WordPiece" and unknown not in entries:
         raise UserError(f"tokenizer {name} has no {unknown}, which stands for unknown words")
@@ -283,7 +283,7 @@ def _require_words(model: Mapping[str, Any], entries: Mapping[str, int], name: s
 def _kind(state: dict[str, Any], entries: Set[str], name: str) -> str:
     """Identifies a tokenizer by the types of its parts: many folders have no config.json.
 
-    MPNet's differs from BERT's in its special tokens alone, and BERT's are in its vocabulary, too.
+    MPNet's differs from BERT's only in its special tokens, and BERT's are in its vocabulary, too.
     """
     cutter = state["pre_tokenizer"] or {}
     last_step = cutter.get("pretokenizers", [cutter])[-1]
@@ -305,7 +305,7 @@ def _kind(state: dict[str, Any], entries: Set[str], name: str) -> str:
 
 
 def _require_equal_words(backend: Tokenizer, name: str) -> None:
-    """Raises a UserError for unigrams that begin the first word of a text otherwise than others."""
+    """Raises a UserError for unigrams that treat the first word of a text differently."""
     words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("a a")]
     if len(words) != 2 or words[0] != words[1]:
         raise UserError(
@@ -323,7 +323,7 @@ def _ids_of_roles(kind: str, entries: Mapping[str, int], name: str) -> dict[str,
 
 
 def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
-    """Makes special tokens the worst of all pieces: SentencePiece never reads "</s>" as one."""
+    """Gives special tokens the lowest score: SentencePiece never reads "</s>" as a piece."""
     worst = min((score for piece, score in model["vocab"] if piece not in special), default=0.0)
     worst -= 100.0
     pieces = [(piece, worst if piece in special else score) for piece, score in model["vocab"]]
@@ -331,8 +331,8 @@ def _never_in_text(model: dict[str, Any], special: set[str]) -> models.Unigram:
 
 
 def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
-    """Hashes what decides the ids of a text; layout, decoder and template do not."""
-    state["pre_tokenizer"].pop("trim_offsets", None)  # changes character positions only
+    """Hashes everything that affects the ids of a text; layout, decoder and template do not."""
+    state["pre_tokenizer"].pop("trim_offsets", None)  # changes only character positions
     rules = {
         "entries": entries,
         "merges": state["model"].get("merges"),
@@ -340,7 +340,7 @@ def _checksum(entries: dict[str, int], state: dict[str, Any]) -> str:
         "pre_tokenizer": state["pre_tokenizer"],
     }
     pieces = state["model"]["vocab"]
-    if isinstance(pieces, list):  # unigrams have scores, which tokenizers writes inexactly
+    if isinstance(pieces, list):  # unigrams have scores, which tokenizers writes with rounding
         rules["scores"] = [round(score, 6) for _, score in pieces]
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
@@ -354,14 +354,14 @@ def _read_folder(folder: Path) -> Tokenizer:
 
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return loaded.backend_tokenizer
-    except Exception as error:  # the libraries raise bare Exception
+    except Exception as error:  # the libraries raise a bare Exception
         raise UserError(
             f"{folder} holds no tokenizer that loads: {whole_message(error)}"
         ) from error
 
 
 def _new_tokenizer(backbone: Backbone, **rules: Any) -> Tokenizer:
-    """Makes one of transformers' tokenizers; the rules are arguments of its class."""
+    """Makes a tokenizer of transformers; the rules are arguments of its class."""
     import transformers  # slow to import, and seldom needed
 
     backend: Tokenizer = getattr(transformers, backbone.tokenizer_class)(**rules).backend_tokenizer

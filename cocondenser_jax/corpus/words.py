@@ -1,11 +1,11 @@
-"""Looks up the tokens of texts word by word, several times as fast as tokenizing again.
+"""Looks up the tokens of texts word by word, several times faster than tokenizing again.
 
-The tokenizers treat each word between spaces by itself (byte-level ones with the space before it),
-so the tokens of a text are those of its words, end to end.
+The tokenizers treat each space-separated word independently (byte-level ones with the space before
+it), so the tokens of a text are the concatenated tokens of its words.
 
-What is masked as a whole is a word of the pre-tokenizer: WordPiece's also ends at punctuation and
-at each Chinese character, XLM-R's only at spaces. In scripts without spaces between words (Chinese,
-Japanese, Thai, Lao, Tibetan, Burmese, Khmer) every token is one.
+The unit of whole-word masking is a word of the pre-tokenizer: WordPiece's words also end at
+punctuation and at each Chinese character, XLM-R's only at spaces. In scripts without spaces between
+words (Chinese, Japanese, Thai, Lao, Tibetan, Burmese, Khmer), every token is a word.
 """
 
 from bisect import bisect_left
@@ -68,7 +68,7 @@ def tokenize_words(
         first = 0
         end = len(space) - 1
         for word in group:
-            end += len(word) + 1  # the space after it, which may begin a token of the next word
+            end += len(word) + 1  # the space after it, which may belong to a token of the next word
             stop = bisect_left(places, end, first)
             yield ids[first:stop].tobytes(), starts[first:stop]
             first = stop
@@ -83,9 +83,9 @@ def word_starts(encoding: Encoding, text: str) -> bytes:
 
 
 def _split_unspaced(text: str, places: Sequence[int], starts: bytes) -> bytes:
-    """Marks each token of such a script, and what follows it, but a character's further bytes.
+    """Marks each token of such a script and the token after it, but not a character's later bytes.
 
-    A space that is a token stays with what follows it.
+    A space that is its own token stays with the token after it.
     """
     is_unspaced = [UNSPACED.match(text, place) is not None for place in places]
     marked = bytearray(starts)

@@ -104,6 +104,7 @@ ARRIVES = {
         },
         "--short_span_prob=0.3": {"build_store.short_span_prob": 0.3},
         "--tasks=3": {
+            "no longer": ["build_store"],
             "output_folder.grows": True,
             "build_in_tasks.settings": "StoreSettings",
             "StoreSettings.corpus": "corpus",
@@ -147,8 +148,9 @@ ARRIVES = {
             "train.workdir": "w",
             "print_command.words": ["convert", "--run_dir=w", "--out=w-model"],
         },
-        "--coordinator=auto": {"run_on_hosts.coordinator": "auto"},
+        "--coordinator=auto": {"no longer": ["require_stores"], "run_on_hosts.coordinator": "auto"},
         "--coordinator=h:1 --num_hosts=3 --host=2": {
+            "no longer": ["require_stores"],
             "run_on_hosts.coordinator": "h:1",
             "run_on_hosts.n_hosts": 3,
             "run_on_hosts.host": 2,
@@ -281,7 +283,14 @@ ARRIVES = {
         "--batch_size=9": {"Encoding.batch_size": 9},
         "--max_length=9": {"Encoding.max_length": 9},
         "--shard_size=9": {"encode_corpus.shard_size": 9},
+        "--task=0/2": {
+            "no longer": ["print_command"],
+            "output_folder.task": [0, 2],
+            "require_place.task": [0, 2],
+            "encode_corpus.task": [0, 2],
+        },
         "--task=1/2": {
+            "no longer": ["print_command"],
             "output_folder.task": [1, 2],
             "require_place.task": [1, 2],
             "encode_corpus.task": [1, 2],
@@ -341,6 +350,13 @@ ARRIVES = {
             "print_search.hits": "search_text_timed(open_index(local_copy(e))).part0",
         },
         "--corpus=c": {
+            "no longer": [
+                "local_copy",
+                "open_index",
+                "open_model",
+                "read_manifest",
+                "search_text_timed",
+            ],
             "index_corpus.corpus": "c",
             "find_passages.index": "index_corpus(c)",
             "find_passages.query": "query",
@@ -671,10 +687,15 @@ def call(name, words):
 
 
 def changes(before, given):
-    """Returns the values of a call that those of another do not have, nor are defaults."""
+    """Returns the values of a call that another one does not have, nor are defaults.
+
+    By "no longer", the functions and records that the other one called or made alone.
+    """
     defaults = {key: [plain(each)] for key, each in given.defaults.items()}
     known = defaults | before.values
-    return {key: each for key, each in given.values.items() if each != known.get(key)}
+    changed = {key: each for key, each in given.values.items() if each != known.get(key)}
+    called, then = ({key.partition(".")[0] for key in each.values} for each in (before, given))
+    return changed | ({"no longer": [sorted(called - then)]} if called - then else {})
 
 
 def choices_of(hint):
@@ -715,5 +736,5 @@ def test_what_is_given_arrives_and_nothing_else_changes(name, row):
         assert all(value == default for value in before.values[key]), f"{key} is not {default!r}"
     if isinstance(flag.type, click.Choice):
         for key, values in changed.items():
-            if values[0] in flag.type.choices:
+            if key != "no longer" and values[0] in flag.type.choices:
                 assert {*flag.type.choices} == choices_of(given.types[key]), key

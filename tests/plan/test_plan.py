@@ -211,16 +211,47 @@ def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "plan.json").read_text()) == {"on": "v5e-8", "layers": 4}
 
 
-def test_memory_is_told_by_kind_and_adds_up(config, monkeypatch):
-    sizes = {"argument": 5, "output": 4, "alias": 3, "temp": 2, "generated_code": 0.5}
-    analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in sizes.items()})
-    compiled = SimpleNamespace(memory_analysis=lambda: analysis)
+SIZES = {"argument": 5, "output": 4, "alias": 3, "temp": 2, "generated_code": 0.5}  # GiB
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What is compiled, on two hosts of four devices, in place of what a compiler would."""
+    analysis = SimpleNamespace(**{f"{k}_size_in_bytes": int(x * GIB) for k, x in SIZES.items()})
     devices = [
         SimpleNamespace(process_index=i // 4, device_kind="TPU", platform="tpu") for i in range(8)
     ]
-    machine = Machine(devices, TPUS["v3"], gpu_memory=None, options={})
+    machine = Machine(devices, TPUS["v3"], gpu_memory=None, options={"an": "option"})
+    steps = []
+
+    def compile_step(*arguments):
+        steps.append(arguments)
+        return SimpleNamespace(memory_analysis=lambda: analysis)
+
     monkeypatch.setattr(module, "find_machine", lambda name: machine)
-    monkeypatch.setattr(module, "compile_step", lambda *arguments: compiled)
+    monkeypatch.setattr(module, "compile_step", compile_step)
+    return steps
+
+
+@pytest.mark.parametrize(("kept_chunks", "passes"), [(0, 2), (1, 2), (2, 1)])
+def test_what_is_planned_is_compiled(config, asked, monkeypatch, kept_chunks, passes):
+    laid_out = []
+    choose = module.choose_layout
+    monkeypatch.setattr(module, "choose_layout", lambda *of: (laid_out.append(of), choose(*of))[1])
+    model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
+    settings = step_of(config, 6)
+    loss = settings.loss._replace(chunk_size=2, kept_chunks=kept_chunks)
+    spec = BatchSpec(seed=0, batch_size=16, length=14)
+    planned = plan_step(model, settings._replace(loss=loss), spec, "v3-8")
+    assert (planned["kept chunks"], planned["passes"]) == (kept_chunks, passes)
+    ((*given, devices, options),) = asked
+    assert given == [model, settings._replace(loss=loss), spec]
+    assert (len(devices), options) == (8, {"an": "option"})
+    ((*layout, _),) = laid_out
+    assert layout == [model, loss, 14]
+
+
+def test_memory_is_told_by_kind_and_adds_up(config, asked):
     model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
     settings = step_of(config, 6)
     spec = BatchSpec(seed=0, batch_size=16, length=16)

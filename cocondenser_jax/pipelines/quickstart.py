@@ -71,7 +71,7 @@ MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
 MIN_PASSAGE_WORDS = 10
 # The steps in order, each with its seconds on two idle cores of an AMD EPYC.
 STEPS = {
-    "reading docstrings": 15,
+    "reading docstrings": 20,
     "learning the vocabulary, building the token store": 10,
     "pre-training Condenser": 95,
     "pre-training coCondenser": 210,

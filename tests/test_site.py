@@ -33,7 +33,7 @@ pytestmark = [
 WIDTHS = 1280, 390  # pixels
 HEIGHT = 900
 
-# Loads each page in a frame of a width, and writes how far it is wider than that.
+# Loads each page in a frame of a width, and writes a measure of it.
 CHECK = """<!doctype html><body><pre></pre><script>
 async function main() {
   const found = {};
@@ -47,13 +47,17 @@ async function main() {
     document.body.append(frame);
     await loaded;
     const root = frame.contentDocument.documentElement;
-    found[page] = Math.max(root.scrollWidth, frame.contentDocument.body.scrollWidth) - WIDTH;
+    found[page] = MEASURE;
     frame.remove();
   }
   document.querySelector("pre").textContent = JSON.stringify(found);
 }
 main();
 </script></body>"""
+
+
+WIDER = "Math.max(root.scrollWidth, frame.contentDocument.body.scrollWidth) - WIDTH"
+CONTENTS = "root.querySelector('.toc-drawer').getBoundingClientRect().right"
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -71,9 +75,10 @@ def served(folder):
         server.shutdown()
 
 
-def excess(folder, pages, width):
-    """Returns by how many pixels each page is wider than a window."""
-    check = CHECK.replace("PAGES", json.dumps(pages)).replace("WIDTH", str(width))
+def measure(folder, pages, width, what=WIDER):
+    """Returns a measure of each page in a window, by default by how many pixels it is wider."""
+    check = CHECK.replace("MEASURE", what)
+    check = check.replace("PAGES", json.dumps(pages)).replace("WIDTH", str(width))
     (folder / "check.html").write_text(check.replace("HEIGHT", str(HEIGHT)), encoding="utf-8")
     flags = [
         "--headless",
@@ -95,16 +100,22 @@ def test_no_page_scrolls_sideways(width):
     folder = Path(SITE)
     pages = sorted(path.name for path in folder.glob("*.html"))
     assert len(pages) > 30
-    found = excess(folder, pages, width)
+    found = measure(folder, pages, width)
     assert set(found) == set(pages)
     assert {page: n for page, n in found.items() if n > 0} == {}
+
+
+def test_the_contents_of_a_page_are_beside_it_on_a_desktop():
+    for width, is_shown in ((1280, True), (1000, False)):
+        right = measure(Path(SITE), ["plan.html"], width, CONTENTS)["plan.html"]
+        assert (right <= width) == is_shown
 
 
 def test_a_page_that_is_too_wide_is_found(tmp_path):
     wide = '<!doctype html><div style="width: 500px">wide</div>'
     (tmp_path / "wide.html").write_text(wide, encoding="utf-8")
-    assert excess(tmp_path, ["wide.html"], 390)["wide.html"] >= 110
-    assert excess(tmp_path, ["wide.html"], 1280) == {"wide.html": 0}
+    assert measure(tmp_path, ["wide.html"], 390)["wide.html"] >= 110
+    assert measure(tmp_path, ["wide.html"], 1280) == {"wide.html": 0}
 
 
 def test_every_page_can_be_viewed_and_edited_where_it_is_written():

@@ -10,6 +10,7 @@ from cocondenser_jax.corpus.examples import (
     DOCUMENTS_OF_TWO_SPANS,
     EXAMPLES,
     SPANS,
+    BatchSpec,
 )
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
@@ -20,6 +21,14 @@ def test_settings_and_objectives_name_examples():
     pairs = declared_settings("pretrain")["data.pairs"].allowed
     assert all(EXAMPLES[name].n_rows == 2 for name in pairs)
     assert {objective.example for objective in OBJECTIVES.values()} - {None} <= EXAMPLES.keys()
+
+
+def test_only_what_the_decoder_reads_is_masked_as_it_says():
+    spec = BatchSpec(0, 16, 16, mask_probability=0.2, decoder_mask_probability=0.6)
+    for name, example in EXAMPLES.items():
+        expected = {"span": (0.2,), "copies": (0.2, 0.6)}.get(name, (0.2, 0.2))
+        assert spec._replace(example=name).mask_probabilities == expected
+        assert len(expected) == example.n_rows
 
 
 @pytest.mark.parametrize("unit", [SPANS, DOCUMENTS, DOCUMENTS_OF_TWO_SPANS])

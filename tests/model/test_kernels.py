@@ -43,6 +43,7 @@ def with_gradients(function, settings, product, bias, mask, seeds, cotangent):
         ("gpu", 28, 32, "bfloat16", True),
         ("tpu", 24, 64, "float32", True),
         ("tpu", 24, 64, "bfloat16", False),
+        ("tpu", 8, 256, "float32", False),
     ],
 )
 def test_a_kernel_is_the_attention_of_xla(platform, length, size, dtype, drops):
@@ -70,6 +71,17 @@ def test_a_kernel_is_the_attention_of_xla(platform, length, size, dtype, drops):
     # Rounding moves single numbers by more than a divisor that is not rounded moves all of them.
     context, expected = (np.float64(x).ravel() for x in (context, expected))
     assert context @ expected / (expected @ expected) == pytest.approx(1, abs=3e-4)
+
+
+@pytest.mark.parametrize("has_biases", [True, False])  # without them, in blocks
+@pytest.mark.parametrize(("platform", "size"), [("gpu", 16), ("tpu", 64)])
+def test_large_scores_do_not_overflow(platform, size, has_biases):
+    rng = np.random.default_rng(0)
+    product = jnp.asarray(rng.normal(size=(1, 16, 3 * N_HEADS * size), scale=30), jnp.float32)
+    bias = jnp.zeros(product.shape[2]) if has_biases else None
+    arrays = product, bias, jnp.ones((1, 16), bool), None, AttentionSettings(N_HEADS, 0.0)
+    context = attend_jointly(*arrays, platform=platform)
+    assert relative_error(context, attend_jointly_by_xla(*arrays)) <= 1e-5
 
 
 # Four blocks of 16, the last one cut; a window that ends within a block, and one that is narrow.
@@ -103,9 +115,12 @@ def test_blocks_are_the_attention_of_xla(
 
 # Columns that fill no power of two, and rows that fill no program.
 @pytest.mark.parametrize("drops", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_kernel_is_the_sum_and_layer_norm_of_xla(dtype, drops):
-    config = ModelConfig(vocab_size=16, hidden_size=48, hidden_dropout_prob=0.1)
+@pytest.mark.parametrize(
+    ("dtype", "family"), [("float32", "bert"), ("float32", "modernbert"), ("bfloat16", "bert")]
+)
+def test_a_kernel_is_the_sum_and_layer_norm_of_xla(dtype, family, drops):
+    """Also where the norm has no bias."""
+    config = ModelConfig(family, vocab_size=16, hidden_size=48, hidden_dropout_prob=0.1)
     trial = norm_trial(config, dtype)
     if not drops:
         trial = trial._replace(others=None)

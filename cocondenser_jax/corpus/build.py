@@ -268,8 +268,8 @@ def _write_store(
             writer.write(rows)
     for string, n_documents in held.items():
         logger.warning(
-            "%d documents contain %s: training reads it as ordinary text, but a model in use as a"
-            " special token, so its vectors of such texts differ",
+            "%d documents contain %s: training reads it as ordinary text, search as a special"
+            " token, so the vectors of these texts differ",
             n_documents,
             string,
         )

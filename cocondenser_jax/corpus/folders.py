@@ -89,7 +89,7 @@ def require_not_read(source: str | Path, out: Path) -> None:
         return
     if not any(name.startswith(".") for name in place.relative_to(top).parts):
         raise UserError(
-            f"{out} lies in the folder of the documents, {source}, and would be read with them:"
+            f"{out} is in the folder of the documents, {source}, and would be read as one of them:"
             " choose another place"
         )
 

@@ -116,8 +116,8 @@ def _pass_steps(pools: Sequence[_Pool], spec: BatchSpec) -> list[int]:
         if not n or not pool.size:
             raise UserError(
                 f"config.data.batch_size {spec.batch_size} takes {most} {spec.kind.unit.name}"
-                f" of {pool.path} into each batch; expected 1 to {pool.size}, those that are not"
-                " held out, for a batch may hold none twice"
+                f" of {pool.path} into each batch; expected 1 to {pool.size}, the number that is"
+                " not held out, because no batch contains one twice"
             )
     return n_steps
 

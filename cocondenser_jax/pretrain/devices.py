@@ -129,7 +129,7 @@ def settle_attention(
     fault = f"on {devices[0].device_kind} the kernel of {fault}"
     if settings.attention == "kernel":
         raise UserError(f"config.train.attention is 'kernel': {fault}; expected auto or xla")
-    log_once(logger, f"{fault}: XLA computes instead")
+    log_once(logger, f"{fault}: using XLA instead")
     return settings._replace(attention="xla"), fault
 
 

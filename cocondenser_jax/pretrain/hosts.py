@@ -43,7 +43,7 @@ def run_on_hosts(
         )
     except ValueError as error:
         raise UserError(
-            f"--coordinator={coordinator}: cannot tell who the hosts are ({error}); expected a TPU"
+            f"--coordinator={coordinator}: cannot find the hosts ({error}); expected a TPU"
             " pod, Slurm or Open MPI, or HOST:PORT with --num_hosts and --host"
         ) from error
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -238,7 +238,7 @@ def _open_state(
     state = hosts.from_first(state)
     if int(state.skipped) > settings.skip_nonfinite:
         raise UserError(
-            f"this run has left out {int(state.skipped)} steps that were not finite, but"
+            f"this run has skipped {int(state.skipped)} steps that were not finite, but"
             f" config.train.skip_nonfinite is {settings.skip_nonfinite}"
         )
     return state
@@ -398,7 +398,7 @@ class _MetricsReader:
         allowed = self.experiment.step.skip_nonfinite
         what = _describe(self.store, self.experiment.batches, step, values)
         if self.n_skipped <= allowed:
-            logger.warning("%s; left out, %d of at most %d", what, self.n_skipped, allowed)
+            logger.warning("%s; skipped, %d of at most %d", what, self.n_skipped, allowed)
             return
         # Not counting that step: the same command reaches it again.
         self.recorder.save(state._replace(skipped=jnp.int32(allowed)), {})

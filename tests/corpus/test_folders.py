@@ -219,7 +219,7 @@ def test_an_output_among_the_documents_is_refused(command, tmp_path, monkeypatch
     (tmp_path / "link").symlink_to("docs")
     monkeypatch.chdir(tmp_path)
     assert main(command.split()) == 2
-    assert "lies in the folder of the documents, docs" in capsys.readouterr().err
+    assert "is in the folder of the documents, docs" in capsys.readouterr().err
     assert ids("docs") == ["a.txt:1", "b/c.txt:1"]
 
 

@@ -195,7 +195,7 @@ def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
     command += [f"--config={write_experiment(tmp_path, config)}", f"--workdir={tmp_path}/run"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "cocondenser: --coordinator=auto: cannot tell who the hosts are" in done.stderr
+    assert "cocondenser: --coordinator=auto: cannot find the hosts" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

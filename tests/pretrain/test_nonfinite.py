@@ -152,7 +152,7 @@ def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
 
     fewer = config.copy_and_resolve_references()
     fewer.train.skip_nonfinite = 0
-    with pytest.raises(UserError, match="has left out 1 steps"):
+    with pytest.raises(UserError, match="has skipped 1 steps"):
         train(fewer, run)
 
     config.train.skip_nonfinite = 2

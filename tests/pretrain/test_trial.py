@@ -125,7 +125,7 @@ def test_a_run_does_without_a_wrong_kernel(config, tmp_path, caplog, broken):
     said = "on cpu the kernel of attention, 14 tokens: its output differs from XLA's by 1 of"
     assert found["fault"].startswith(said)
     (warned,) = (x.message for x in caplog.records if x.levelno >= logging.WARNING)
-    assert warned == f"{found['fault']}: XLA computes instead"
+    assert warned == f"{found['fault']}: using XLA instead"
     train(changed(config, train__steps=1, train__attention="xla"), tmp_path / "xla")
     by_xla, instead = (read_metrics(tmp_path / name)[0]["loss"] for name in ("xla", "run"))
     assert instead == by_xla

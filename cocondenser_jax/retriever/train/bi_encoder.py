@@ -52,7 +52,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
         title_separator(dict(own.prompts)),
     )
     scale = settings.loss.scale or own.score_scale
-    logger.info("scores are multiplied by %g in the loss (config.loss.scale)", scale)
+    logger.info("the loss multiplies scores by %g (config.loss.scale)", scale)
     loss = InBatchLoss(model, data.judgments, settings.loss._replace(scale=scale))
     evaluator = None
     checksums = {**data.checksums, "model": opened.sha256()}

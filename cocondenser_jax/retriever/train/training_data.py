@@ -228,8 +228,7 @@ def read_training(
 def _log_copies(n_added: int) -> None:
     if n_added:
         logger.warning(
-            "%d passages with the text of a query's relevant one, under another id, are not its"
-            " negatives",
+            "%d passages repeat the text of a query's relevant passage: they are not its negatives",
             n_added,
         )
 

@@ -145,7 +145,7 @@ def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(beir, tmp_path
     data = read_training(settings, tmp_path / "stored")
     candidates = {query: names.split() for query, names in data.candidates.items()}
     assert candidates == {"q1": ["d7"], "q2": ["copy", "d1", "d7"]}
-    assert "1 passages with the text of a query's relevant one" in caplog.text
+    assert "1 passages repeat the text of a query's relevant passage: " in caplog.text
     # Nor is it one where it is in the group of another query of the step.
     relevant = data.judgments.relevant.toarray()
     of_query, of_passage = data.judgments.queries, data.judgments.passages

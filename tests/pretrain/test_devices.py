@@ -126,8 +126,18 @@ def test_chunks_are_to_fit_the_memory_that_a_device_has(config, monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_in_use": 3, "bytes_limit": 7})
     monkeypatch.setattr(devices.jax, "local_devices", lambda: [device])
     monkeypatch.setattr(devices, "fit_chunks", lambda *arguments: given.extend(arguments))
-    devices.choose_chunks(None, step_of(config, 1), batches_of(config))
+    settings, spec = step_of(config, 1), batches_of(config)
+    devices.choose_chunks(None, settings, spec)
     assert given[2:4] == [4, 7]  # of 32 spans, on each of eight devices
+    # What is tried is what is compiled and measured.
+    compiled = []
+    monkeypatch.setattr(devices, "compile_step", lambda *arguments: compiled.append(arguments))
+    monkeypatch.setattr(devices, "state_shapes", lambda model, tried: tried)
+    monkeypatch.setattr(devices, "needed_memory", lambda program, state: state)
+    tried = settings._replace(loss=settings.loss._replace(chunk_size=2))
+    *_, measure = given
+    assert measure(tried.loss) == tried
+    assert compiled == [(None, tried, spec, devices.all_devices())]
 
 
 def test_an_example_that_is_none_is_refused():

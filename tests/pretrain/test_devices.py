@@ -134,7 +134,8 @@ def test_chunks_are_to_fit_the_memory_that_a_device_has(config, monkeypatch):
     monkeypatch.setattr(devices, "compile_step", lambda *arguments: compiled.append(arguments))
     monkeypatch.setattr(devices, "state_shapes", lambda model, tried: tried)
     monkeypatch.setattr(devices, "needed_memory", lambda program, state: state)
-    tried = settings._replace(loss=settings.loss._replace(chunk_size=2))
+    tried = settings._replace(loss=settings.loss._replace(chunk_size=3))
+    assert tried != settings
     *_, measure = given
     assert measure(tried.loss) == tried
     assert compiled == [(None, tried, spec, devices.all_devices())]

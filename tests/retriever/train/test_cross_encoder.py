@@ -88,12 +88,13 @@ def test_one_step_is_adamw_on_the_loss_of_all_groups(
     # The same step by hand: pairs one by one, torch's autograd, Adam's first step.
     queries, qrels = read_split(beir, "train")
     passages = {p.id: passage_text(p) for p in read_corpus(beir)}
+    found = read_candidates(run_file, qrels, passages, 200)
     data = TrainingData(
         pairs=training_pairs(qrels),
         judgments=to_judgments(qrels),
         queries=queries,
         passages=passages,
-        candidates=read_candidates(run_file, qrels, passages, 200),
+        candidates={query: " ".join(names) for query, names in found.items()},
         n_negatives=2,
         seed=42,
         checksums={},

@@ -32,13 +32,24 @@ from cocondenser_jax.model_folder.hub import require_place
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import NOTHING_GIVEN, Given
 from cocondenser_jax.retriever.compare.changes import Changes
-from cocondenser_jax.retriever.compare.compare import Outcome, changes_between, find_lead
+from cocondenser_jax.retriever.compare.compare import (
+    Lead,
+    Outcome,
+    changes_between,
+    find_lead,
+)
 from cocondenser_jax.retriever.compare.comparison import compare_models, rank_by_bm25, search_flags
 from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table
 from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write_store
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.data.folder import Survey
+from cocondenser_jax.retriever.data.significance import (
+    SIGNIFICANCE_LEVEL,
+    compare,
+    correct,
+    format_p,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,17 +147,49 @@ def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
 
 
 def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Ranking]) -> Outcome:
-    """Keeps the adapted model if its best ranking is ahead of the best one without it."""
+    """Keeps the adapted model if its best ranking is ahead of the best one without it.
+
+    Not where a ranking is behind that of the published model: a user searches by it in both ways.
+    """
     (before,) = [each for each in rankings if not each.tests]
     after = max((each for each in rankings if each.model == ADAPTED), key=lambda each: each.score)
     lead = find_lead(rankings, after, before)
-    outcome = HELPED if lead.test["difference"] > 0 else "harmed"
-    verdict = "undecided" if lead.power else outcome
+    verdict = HELPED if lead.test["difference"] > 0 and not lead.power else "undecided"
+    if harm := find_harm(rankings):
+        verdict, lead = "harmed", harm
     changes = changes_between(trial, before, after)
     summary = _keep(workdir, title, verdict, lead.line(), rankings, changes)
     winner = after if verdict == HELPED else before
     search = search_flags(workdir / TEST, trial, winner, str(workdir / "retriever"))
     return Outcome(comparison_table(rankings), summary, search)
+
+
+def find_harm(rankings: Sequence[Ranking]) -> Lead | None:
+    """Returns the loss of least p of the adapted model, alone or fused; None without one at 0.05.
+
+    Each ranking is tested against the same one by the published model; p is corrected for these
+    tests (Holm).
+    """
+    metric = rankings[0].metric
+    published = {each.is_fused: each for each in rankings if each.model == PUBLISHED}
+    tests = {
+        each.name: compare(each.metrics["per_query"], published[each.is_fused].metrics["per_query"])
+        for each in rankings
+        if each.model == ADAPTED
+    }
+    p_values = correct({name: test[metric]["randomization_p"] for name, test in tests.items()})
+    losses = [
+        each
+        for each in rankings
+        if p_values.get(each.name, 1) < SIGNIFICANCE_LEVEL
+        and tests[each.name][metric]["difference"] < 0
+    ]
+    if not losses:
+        return None
+    worst = min(losses, key=lambda each: p_values[each.name])
+    p = format_p(p_values[worst.name], len(tests))
+    other = published[worst.is_fused].name
+    return Lead(worst.name, other, metric, tests[worst.name][metric], p, power="")
 
 
 def _keep(

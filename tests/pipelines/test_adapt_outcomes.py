@@ -114,8 +114,7 @@ def test_a_better_model_replaces_the_published_one_once_it_is_judged(world, adap
 def test_a_worse_model_harms_and_is_not_kept(world, adapt_to):
     result = adapt_to(world.seeing, world.blind, f"--data={world.data}")
     outcome, (after, before), difference = read_verdict(result.verdict)
-    assert (outcome, before) == ("harmed", "published + BM25")
-    assert after.startswith("adapted")
+    assert (outcome, after, before) == ("harmed", "adapted", "published")
     assert difference < -0.2
     assert_same_weights(result.workdir / "retriever", world.seeing)
     (search,) = [line for line in result.printed if "cocondenser search" in line]

@@ -51,7 +51,8 @@ def variables(batch):
 
 @functools.partial(jax.jit, static_argnames=("config", "method", "dtype"))
 def run(config, variables, *args, method="__call__", dtype="float32"):
-    return Condenser(config, jnp.dtype(dtype)).apply(variables, *args, method=method)
+    network = Condenser(config, jnp.dtype(dtype), predicts_words=True)
+    return network.apply(variables, *args, method=method)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What is mapped over the devices of a host, and what libtpu is told before it is loaded."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,12 +11,13 @@ import pytest
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model import joint
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import devices
 from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode, needed_memory
 from cocondenser_jax.pretrain.step import LossSettings
-from tests.world import batches_of, encode_in_flax, step_of
+from tests.world import batches_of, encode_in_flax, interpret_kernels, step_of
 
 
 def printed_by(program, **environment):
@@ -47,31 +49,54 @@ print(dict(os.environ) == before)
     assert printed_by(program, LIBTPU_INIT_ARGS="--mine=1") == "True\n"
 
 
-@pytest.mark.parametrize("n_texts", [1, 11])
-def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
-    """Of eight devices, two texts each: the last five rows of eleven texts stand for none."""
-    model_config = ModelConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        n_head_layers=0,
-        skip_from=0,
-        late_mlm=True,
-    )
-    params = init_params(model_config, 0)
+ENCODER = ModelConfig(
+    vocab_size=50,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=16,
+    n_head_layers=0,
+    skip_from=0,
+    late_mlm=True,
+)
+
+
+def texts_of(n_texts):
+    """Ids, mask and lengths of prompts."""
     rng = np.random.default_rng(0)
     ids_BxL = rng.integers(5, 50, (n_texts, 16)).astype(np.int32)
     mask_BxL = np.arange(16) < rng.integers(4, 17, n_texts)[:, None]
-    prompts_B = rng.integers(0, 4, n_texts).astype(np.int32)
+    return ids_BxL, mask_BxL, rng.integers(0, 4, n_texts).astype(np.int32)
+
+
+@pytest.mark.parametrize("n_texts", [1, 11])
+def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
+    """Of eight devices, two texts each: the last five rows of eleven texts stand for none."""
+    params = init_params(ENCODER, 0)
+    ids_BxL, mask_BxL, prompts_B = texts_of(n_texts)
     expected_BxD = [
-        encode_in_flax(model_config, params, row[None], mask[None], None, n[None])[0]
+        encode_in_flax(ENCODER, params, row[None], mask[None], None, n[None])[0]
         for row, mask, n in zip(ids_BxL, mask_BxL, prompts_B, strict=True)
     ]
-    encode = mapped_encode(model_config, params, "float32", batch_size=11)
+    encode = mapped_encode(ENCODER, params, "float32", batch_size=11)
     found_BxD = encode(ids_BxL, mask_BxL, prompts_B)
+    np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)
+
+
+def test_vectors_are_computed_by_the_kernel_where_there_is_one(monkeypatch):
+    config = dataclasses.replace(ENCODER, hidden_size=32)  # compiled by no other test
+    params, texts = init_params(config, 0), texts_of(8)
+    expected_BxD = encode_in_flax(config, params, *texts[:2], None, texts[2])
+    interpret_kernels(monkeypatch.setattr)
+    monkeypatch.setattr(devices, "kernel_fault", lambda *_: "")
+    platforms = []
+    attend = joint.attend_whole
+    monkeypatch.setattr(
+        joint, "attend_whole", lambda *of: (platforms.append(of[-1]), attend(*of))[1]
+    )
+    found_BxD = mapped_encode(config, params, "float32", batch_size=8)(*texts)
+    assert platforms == ["gpu"]  # the last layer computes [CLS] alone, by XLA
     np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)
 
 

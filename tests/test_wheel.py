@@ -200,5 +200,7 @@ def test_it_searches_without_jax(install, tmp_path, research_folders):
     run("cocondenser", "index", "--embeddings=embeddings", "--out=index")
     query = ["--query=Search.", "--depth=3"]
     assert run("cocondenser", "search", "--index=index", model, *query).count("\n") >= 3
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")  # what is wrong with a folder comes first
     missing = run("cocondenser", "convert", "--run_dir=run", "--out=m", status=2)
     assert "cocondenser-jax[pretrain]" in missing

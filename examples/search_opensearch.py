@@ -18,6 +18,7 @@ import pyarrow.dataset
 from opensearchpy import OpenSearch, helpers
 
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search.opening import open_query_model
 
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
-    model, name = open_query_model(arguments.embeddings, arguments.model)
+    model, name = open_query_model(arguments.embeddings, open_model(arguments.model, None))
     vector_D = model.encode_query(arguments.query).tolist()
 
     client = OpenSearch(arguments.database)

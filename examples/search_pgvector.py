@@ -17,6 +17,7 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search.opening import open_query_model
 
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
-    model, table = open_query_model(arguments.embeddings, arguments.model)
+    model, table = open_query_model(arguments.embeddings, open_model(arguments.model, None))
     vector_D = model.encode_query(arguments.query)
 
     with psycopg.connect(arguments.database) as connection:  # all in one transaction

@@ -13,6 +13,7 @@ import pyarrow.dataset
 from qdrant_client import QdrantClient, models
 
 from cocondenser_jax.cli.output import print_search
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search.opening import open_query_model
 
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--query", required=True)
     parser.add_argument("--depth", type=int, default=10)
     arguments = parser.parse_args()
-    model, name = open_query_model(arguments.embeddings, arguments.model)
+    model, name = open_query_model(arguments.embeddings, open_model(arguments.model, None))
     vector_D = model.encode_query(arguments.query).tolist()
 
     client = QdrantClient(path=str(arguments.database))  # or url="http://...", of a server

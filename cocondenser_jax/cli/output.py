@@ -74,7 +74,9 @@ def print_command(*words: str) -> None:
     print_text(f"next: cocondenser {shlex.join(words)}")
 
 
-def print_search(query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str) -> None:
+def print_search(
+    query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str = "no passage found"
+) -> None:
     """Prints a query and its hits: rank, id, title, score and the beginning of each passage.
 
     `nothing` is printed where there is none.

@@ -75,7 +75,7 @@ def print_command(*words: str) -> None:
 
 
 def print_search(
-    query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str = "no passage found"
+    query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str = "nothing found"
 ) -> None:
     """Prints a query and its hits: rank, id, title, score and the beginning of each passage.
 

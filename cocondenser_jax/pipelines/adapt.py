@@ -39,17 +39,16 @@ from cocondenser_jax.retriever.compare.compare import (
     find_lead,
 )
 from cocondenser_jax.retriever.compare.comparison import compare_models, rank_by_bm25, search_flags
-from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table
+from cocondenser_jax.retriever.compare.rankings import (
+    Ranking,
+    comparison_table,
+    corrected_p,
+    with_tests,
+)
 from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write_store
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.data.folder import Survey
-from cocondenser_jax.retriever.data.significance import (
-    SIGNIFICANCE_LEVEL,
-    compare,
-    correct,
-    format_p,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +156,8 @@ def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Rankin
     verdict = HELPED if lead.test["difference"] > 0 and not lead.power else "undecided"
     if harm := find_harm(rankings):
         verdict, lead = "harmed", harm
-    changes = changes_between(trial, before, after)
+    named = {each.name: each for each in rankings}
+    changes = changes_between(trial, named[lead.other], named[lead.name])
     summary = _keep(workdir, title, verdict, lead.line(), rankings, changes)
     winner = after if verdict == HELPED else before
     search = search_flags(workdir / TEST, trial, winner, str(workdir / "retriever"))
@@ -170,26 +170,16 @@ def find_harm(rankings: Sequence[Ranking]) -> Lead | None:
     Each ranking is tested against the same one by the published model; p is corrected for these
     tests (Holm).
     """
-    metric = rankings[0].metric
     published = {each.is_fused: each for each in rankings if each.model == PUBLISHED}
-    tests = {
-        each.name: compare(each.metrics["per_query"], published[each.is_fused].metrics["per_query"])
-        for each in rankings
-        if each.model == ADAPTED
-    }
-    p_values = correct({name: test[metric]["randomization_p"] for name, test in tests.items()})
-    losses = [
-        each
-        for each in rankings
-        if p_values.get(each.name, 1) < SIGNIFICANCE_LEVEL
-        and tests[each.name][metric]["difference"] < 0
-    ]
-    if not losses:
-        return None
-    worst = min(losses, key=lambda each: p_values[each.name])
-    p = format_p(p_values[worst.name], len(tests))
-    other = published[worst.is_fused].name
-    return Lead(worst.name, other, metric, tests[worst.name][metric], p, power="")
+    tested = []
+    for each in rankings:
+        if each.model == ADAPTED:
+            own = published[each.is_fused]
+            tested += with_tests([own, each], [own.name])[1:]
+    p_values = corrected_p(tested)
+    leads = [find_lead(tested, each, published[each.is_fused]) for each in tested]
+    losses = [lead for lead in leads if lead.test["difference"] < 0 and not lead.power]
+    return min(losses, key=lambda lead: p_values[lead.name], default=None)
 
 
 def _keep(

@@ -139,17 +139,28 @@ def test_data_that_may_have_a_name_is_known_as_such():
     assert told == {*NAMED}
 
 
+def record_calls(command, monkeypatch):
+    """Lets a command do nothing but note what its function would get."""
+    called = []
+    monkeypatch.setattr(PROGRAM.commands[command], "callback", lambda **given: called.append(given))
+    return called
+
+
+def around(command, name):
+    """Returns a command's flags by name, the one of a name, and the words of others it needs."""
+    by_name = {flag.name: flag for flag in PROGRAM.commands[command].params}
+    flag = by_name[name]
+    others = [each for each in by_name.values() if each.required and each is not flag]
+    return by_name, flag, [word for each in others for word in words_of(each)]
+
+
 @pytest.mark.parametrize(("command", "name"), NAMED)
 def test_a_command_gets_the_folder_of_a_named_collection(command, name, monkeypatch, tmp_path):
     """Of each, where a flag may be repeated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(collections, "find_data", lambda each: Path("cache", *str(each).split(":")))
-    called = []
-    monkeypatch.setattr(PROGRAM.commands[command], "callback", lambda **given: called.append(given))
-    by_name = {flag.name: flag for flag in PROGRAM.commands[command].params}
-    flag = by_name[name]
-    others = [each for each in by_name.values() if each.required and each is not flag]
-    words = [word for each in others for word in words_of(each)]
+    called = record_calls(command, monkeypatch)
+    by_name, flag, words = around(command, name)
     if isinstance(flag, click.Option):
         words += [word for word in ways_to(flag, by_name)[0] if not word.startswith(f"--{name}=")]
     if flag is OVERRIDES:
@@ -181,12 +192,8 @@ def test_a_command_gets_the_folder_of_a_named_collection(command, name, monkeypa
 )
 def test_a_flag_that_takes_one_value_is_given_once(command, name, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    called = []
-    monkeypatch.setattr(PROGRAM.commands[command], "callback", lambda **given: called.append(given))
-    by_name = {flag.name: flag for flag in PROGRAM.commands[command].params}
-    flag = by_name[name]
-    others = [each for each in by_name.values() if each.required and each is not flag]
-    words = [word for each in others for word in words_of(each)]
+    called = record_calls(command, monkeypatch)
+    by_name, flag, words = around(command, name)
     words += [word for word in ways_to(flag, by_name)[0] if word not in words]
     status = main([command, *words, *words_of(flag)])
     if flag.multiple:

@@ -116,6 +116,8 @@ def test_a_worse_model_harms_and_is_not_kept(world, adapt_to):
     outcome, (after, before), difference = read_verdict(result.verdict)
     assert (outcome, after, before) == ("harmed", "adapted", "published")
     assert difference < -0.2
+    page = (result.workdir / "report.html").read_text()
+    assert "<h2>adapted compared with published</h2>" in page
     assert_same_weights(result.workdir / "retriever", world.seeing)
     (search,) = [line for line in result.printed if "cocondenser search" in line]
     assert f"{result.workdir}/test/models/published/embeddings" in search

@@ -36,13 +36,15 @@ from tests.world import step_of
 SPEC = BatchSpec(seed=0, batch_size=256, length=128)
 
 
-def small_plan(tmp_path, *overrides, topology="v3-8", compiler="libtpu"):
+def small_plan(
+    tmp_path, *overrides, config="configs/quickstart.py", topology="v3-8", compiler="libtpu"
+):
     """Plans through the command line, in a process where XLA's optimizations are not turned off."""
     pytest.importorskip(compiler)
     out = tmp_path / "plan.json"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     command = [sys.executable, "-m", "cocondenser_jax.cli", "plan", f"--topology={topology}"]
-    command += ["--config=configs/quickstart.py", f"--json_out={out}", *overrides]
+    command += [f"--config={config}", f"--json_out={out}", *overrides]
     subprocess.run(command, check=True, env=environment, capture_output=True)
     return dict(json.loads(out.read_text()))
 
@@ -129,12 +131,9 @@ def test_a_step_is_compiled_for_gpus_that_are_not_here(tmp_path):
 @pytest.mark.parametrize("topology", ["h100-1", "h100-8", "l4-1", "rtx4090-1"])
 @pytest.mark.parametrize("stage", ["condenser", "cocondenser"])
 def test_the_papers_steps_are_compiled_for_gpus(tmp_path, stage, topology):
-    planned = small_plan(
-        tmp_path,
-        f"--config=configs/{stage}.py",
-        topology=topology,
-        compiler="jax_plugins.xla_cuda13",
-    )
+    config = f"configs/{stage}.py"
+    compiler = "jax_plugins.xla_cuda13"
+    planned = small_plan(tmp_path, config=config, topology=topology, compiler=compiler)
     assert planned["fits"] == "yes"
     assert planned["memory, in all (GiB)"] < 9
 
@@ -154,11 +153,11 @@ def test_modernbert_trains_on_8192_tokens_with_24_gb(tmp_path, topology):
     }
     planned = small_plan(
         tmp_path,
-        "--config=configs/cocondenser.py",
         *(f"--config.model.{name}={value}" for name, value in network.items()),
         "--config.data.length=8192",
         "--config.data.batch_size=16",
         "--config.train.chunk_size=1",
+        config="configs/cocondenser.py",
         topology=topology,
         compiler="jax_plugins.xla_cuda13",
     )

@@ -28,7 +28,7 @@ from cocondenser_jax.plan.machines import find_machine, prepare_to_plan
 from cocondenser_jax.plan.plan import resolve_to_plan
 from cocondenser_jax.pretrain.devices import compile_step
 from cocondenser_jax.pretrain.experiment import Experiment
-from cocondenser_jax.pretrain.step import at_shortest_length, split_rows
+from cocondenser_jax.pretrain.step import LENGTH_FRACTIONS, at_shortest_length, split_rows
 from cocondenser_jax.settings import load_config
 
 CLOCKS = {"v2": 700, "v3": 940}  # MHz; Jouppi et al., CACM 2020. Those of others are not published
@@ -150,7 +150,8 @@ def chunk_lengths(batch: Batch, n_devices: int, n_chunks: int) -> np.ndarray:
     devices_S = np.arange(len(tokens_S)) * n_devices // len(tokens_S)
     in_order = jax.tree.map(lambda x: x[np.lexsort((tokens_S, devices_S))], batch)
     chunks = split_rows(in_order, n_chunks), None
-    return np.asarray(jax.lax.map(functools.partial(at_shortest_length, length), chunks))
+    chosen = functools.partial(at_shortest_length, length, fractions=LENGTH_FRACTIONS)
+    return np.asarray(jax.lax.map(chosen, chunks))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def compare_with_flax(
     tokenizer: Any,
     config: ModelConfig,
     params: Params,
-    program: str = "in JAX",
+    program: str,
 ) -> None:
     """Raises a UserError where the Flax network makes other vectors than PyTorch, in float32.
 

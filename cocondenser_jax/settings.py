@@ -25,7 +25,7 @@ FINE_TUNING = tuple(task for task in DECLARED_IN if task != PRETRAINING)
 
 def load_config(
     spec: str,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str],
     *,
     tasks: Sequence[str] = (PRETRAINING,),
     complete: bool = True,

@@ -75,7 +75,7 @@ def answer_accuracy(
       Accuracy@k for each k; a question's own value is 0 or 1.
     """
     answered = {question: texts for question, texts in answers.items() if texts}
-    check_results(run, answered, "answered")
+    check_results(run, answered, "answered", name="the run")
     warn_of_cutoffs("the run", run, {f"Accuracy@{k}": k for k in top_k})
     text_of = functools.cache(lambda passage: prepare(passages[passage]))
     per_query = {}

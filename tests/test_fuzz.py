@@ -53,7 +53,7 @@ def _documents(path):
 
 
 def _passages(path):
-    for passage in read_passages(path):
+    for passage in read_passages(path, numbered=True):
         " ".join(passage).encode()
 
 

@@ -157,7 +157,7 @@ def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path):
 
 
 def test_planning_needs_no_store():
-    assert load_config("configs/default.py", complete=False).data.store == ""
+    assert load_config("configs/default.py", complete=False, overrides=()).data.store == ""
 
 
 def test_a_refused_setting_leaves_nothing_behind(tmp_path, capsys, monkeypatch):

@@ -93,7 +93,7 @@ def build_store(
             pieces=len(pieces),
         )
         documents = tqdm(read_pieces(source, pieces), "corpus", unit=" documents")
-        manifest = _write_store(folder, documents, remember_texts(), loaded, settings)
+        manifest = _write_store(folder, documents, remember_texts(), loaded, settings, task=(0, 1))
         require_documents(source, manifest)
     return manifest
 
@@ -240,7 +240,7 @@ def _write_store(
     is_repeated: IsRepeated,
     tokenizer: SpanTokenizer,
     settings: StoreSettings,
-    task: tuple[int, int] = (0, 1),
+    task: tuple[int, int],
 ) -> dict[str, Any]:
     """Writes the files of a store beside those in `folder`, the manifest last, and returns it."""
     dropped = Counter(dict.fromkeys(("empty", "duplicate", "too_short"), 0))

@@ -42,7 +42,7 @@ def is_accepted(name: str) -> bool:
     return _ACCEPTED_NAME.fullmatch(name) is not None
 
 
-def find_files(folder: Path, pattern: str = "") -> list[str]:
+def find_files(folder: Path, pattern: str) -> list[str]:
     """Finds the files to read, and logs their names and those of all others.
 
     For a data set, only its passages; otherwise the files that match a pattern, or all documents,

@@ -135,7 +135,7 @@ def batch_document_ids(store: TokenStore, spec: BatchSpec, step: int) -> list[st
     return [store.document_id(int(number)) for number in documents_I]
 
 
-def require_examples(store: TokenStore, spec: BatchSpec, n_hosts: int = 1) -> None:
+def require_examples(store: TokenStore, spec: BatchSpec, n_hosts: int) -> None:
     """Raises a UserError for batches that a store, or a number of hosts, cannot fill."""
     if spec.batch_size % n_hosts:
         raise UserError(
@@ -160,7 +160,7 @@ def held_out(store: TokenStore, spec: BatchSpec) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def held_out_documents(store: TokenStore, n: int, of_one_span: bool = False) -> np.ndarray:
+def held_out_documents(store: TokenStore, n: int, of_one_span: bool) -> np.ndarray:
     """Returns the numbers of the `n` documents, at most a tenth of all, that are never drawn.
 
     Of the documents with two spans (with one, if `of_one_span` or if none has two), these have the

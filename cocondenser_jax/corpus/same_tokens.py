@@ -32,7 +32,7 @@ TEXTS = (
 
 
 def tokens_in_training(
-    tokenizer: SpanTokenizer, texts: Sequence[str], prompt: str = ""
+    tokenizer: SpanTokenizer, texts: Sequence[str], prompt: str
 ) -> list[list[int]]:
     """Returns the token ids of texts as in training, with the special tokens around them.
 
@@ -82,7 +82,7 @@ def require_same_tokens(
                 )
 
 
-def search_reader(folder: Path, *, lowers_case: bool = False) -> Callable[[str], list[int]]:
+def search_reader(folder: Path, *, lowers_case: bool) -> Callable[[str], list[int]]:
     """Returns a function that tokenizes a text as sentence-transformers does for a model.
 
     Args:

@@ -123,7 +123,7 @@ def _spans_of(
     sentences: Iterable[Span],
     tokenizer: SpanTokenizer,
     limit: int,
-    short_span_prob: float = 0.0,
+    short_span_prob: float,
 ) -> Iterator[Span]:
     """Yields the spans of a document, including those that are too short."""
     as_first = _first_form(tokenizer)

@@ -50,7 +50,7 @@ class WordTable:
 
 
 def tokenize_words(
-    tokenizer: Tokenizer, words: Sequence[str], space: str = ""
+    tokenizer: Tokenizer, words: Sequence[str], space: str
 ) -> Iterator[tuple[bytes, bytes]]:
     """Tokenizes words, with `space` before the first.
 

@@ -210,8 +210,8 @@ class TransformerLayer(nn.Module):
 
     config: ModelConfig
     dtype: jnp.dtype
-    number: int | None = None
-    attention: str = "xla"
+    number: int | None
+    attention: str
 
     @nn.compact
     def __call__(

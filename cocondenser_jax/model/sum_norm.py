@@ -30,7 +30,7 @@ class NormSettings(NamedTuple):
     """The settings of a kernel."""
 
     epsilon: float
-    rate: float = 0.0  # of dropout
+    rate: float  # of dropout
 
 
 def add_and_normalize(

@@ -34,7 +34,7 @@ def find_weights(folder: Path) -> list[Path]:
     return []
 
 
-def sha256_of(folder: Path, also: Sequence[Path] = ()) -> str:
+def sha256_of(folder: Path, also: Sequence[Path]) -> str:
     """Returns a hash of everything that a model depends on; see `files_of_vectors`."""
     digest = hashlib.sha256()
     for path in files_of_vectors(folder, also):
@@ -42,7 +42,7 @@ def sha256_of(folder: Path, also: Sequence[Path] = ()) -> str:
     return digest.hexdigest()
 
 
-def files_of_vectors(folder: Path, also: Sequence[Path] = ()) -> list[Path]:
+def files_of_vectors(folder: Path, also: Sequence[Path]) -> list[Path]:
     """Returns all files that a folder's vectors depend on, those behind links too.
 
     Args:

@@ -60,9 +60,9 @@ class ModelFolder(NamedTuple):
     path: Path
     networks: Mapping[str, Network]  # by TASKS where there are two towers, else by ""
     representation: Representation
-    dense: tuple[Path, ...] = ()  # the folders of the Dense layers, in their order
-    lowers_case: bool = False  # whether texts are lowered before the tokenizer reads them
-    is_plain: bool = True  # whether it has no modules.json
+    dense: tuple[Path, ...]  # the folders of the Dense layers, in their order
+    lowers_case: bool  # whether texts are lowered before the tokenizer reads them
+    is_plain: bool  # whether it has no modules.json
 
     def __hash__(self) -> int:
         """Hashes the place: a mapping has no hash."""

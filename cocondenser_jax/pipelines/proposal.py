@@ -66,7 +66,7 @@ def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
     prompts = dict(shape.representation.prompts)
     every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
     require_same_tokens(start.path, tokenizer, search, every, shape.longest_text)
-    compare_with_flax(start.path, served, tower.tokenizer, *load_vectors(start))
+    compare_with_flax(start.path, served, tower.tokenizer, *load_vectors(start), program="in JAX")
     return shape, tokenizer
 
 

@@ -42,7 +42,7 @@ class Launch(NamedTuple):
     name: str  # the place in the Python program, as JAX names it
     arrays: list[tuple[str, tuple[int, ...]]]  # dtype and shape of its output
     times: int  # a step
-    reads: tuple[tuple[str, tuple[int, ...]], ...] = ()  # each array once
+    reads: tuple[tuple[str, tuple[int, ...]], ...]  # each array once
 
 
 class Launches(NamedTuple):

@@ -369,7 +369,7 @@ def forward_sums(
 
 
 def check_batch(
-    spec: BatchSpec, chunk_size: Any, max_length: int, n_devices: int, kept_chunks: Any = 0
+    spec: BatchSpec, chunk_size: Any, max_length: int, n_devices: int, kept_chunks: Any
 ) -> None:
     """Raises a UserError if batch, chunks, devices and model do not fit together."""
     if spec.batch_size % n_devices:
@@ -441,7 +441,7 @@ def split_rows(tree: Any, n_parts: int) -> Any:
 
 
 def at_shortest_length(
-    function: Callable[[tuple], Any], chunk: tuple, *, fractions: Sequence[float] = LENGTH_FRACTIONS
+    function: Callable[[tuple], Any], chunk: tuple, *, fractions: Sequence[float]
 ) -> Any:
     """Calls a function on a chunk without the columns that are padding in all of its spans.
 

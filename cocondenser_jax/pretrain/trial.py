@@ -50,7 +50,7 @@ def attention_trial(
     settings: AttentionSettings,
     shape: tuple[int, int],
     dtype: str,
-    has_biases: bool = True,
+    has_biases: bool,
 ) -> Trial:
     """Returns the trial of an attention kernel on spans of the full length and of shorter ones.
 

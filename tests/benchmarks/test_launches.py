@@ -27,7 +27,7 @@ def test_kinds_are_counted_and_each_pass_described():
 
 def test_square_arrays_are_those_of_the_length():
     arrays = [("f32", (10**5, 50, 50)), ("pred", (10**5, 50)), ("bf16", (10**5, 50, 20))]
-    launches = [Launch("fusion", "", arrays, times=2)]
+    launches = [Launch("fusion", "", arrays, times=2, reads=())]
     written = 2 * (4 * 2500 + 50 + 2 * 1000) / 1e4
     assert describe(launches, 50) == (
         f"2 launches, {written:.3f} GB written, 2.000 GB of them attention's squares"

@@ -358,8 +358,10 @@ ARRIVES = {
                 "search_text_timed",
             ],
             "index_corpus.corpus": "c",
+            "index_corpus.language": None,
             "find_passages.index": "index_corpus(c)",
             "find_passages.query": "query",
+            "find_passages.k": 10,
             "print_search.hits": "find_passages(index_corpus(c))",
             "print_search.nothing": "nothing found: no passage has a word of the query"
             " (a model finds others too: see encode)",
@@ -478,7 +480,11 @@ ARRIVES = {
         "--split=s": {"mine.split": "s"},
         "--run_out=r": {"mine.out": "r"},
         "--depth=9": {"mine.depth": 9},
-        "--denoise_run=d": {"mine.denoising": "Denoising", "Denoising.run": "d"},
+        "--denoise_run=d": {
+            "mine.denoising": "Denoising",
+            "Denoising.run": "d",
+            "Denoising.below": 0.1,
+        },
         "--denoise_below=0.3 with --denoise_run=d": {"Denoising.below": 0.3},
         "--json_out=j": {"print_metrics.json_out": "j"},
     },

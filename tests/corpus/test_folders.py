@@ -119,7 +119,7 @@ def test_queries_and_judgments_are_no_documents(name, tmp_path, caplog):
     assert ids(tmp_path) == ["1"]
     assert caplog.messages == [f"{tmp_path}: reading a.txt; not {name}"]
     write_tree(tmp_path, "my-queries.txt", "qrels/notes.txt")
-    assert find_files(tmp_path) == ["a.txt", "my-queries.txt", "qrels/notes.txt"]
+    assert find_files(tmp_path, pattern="") == ["a.txt", "my-queries.txt", "qrels/notes.txt"]
 
 
 @pytest.mark.parametrize("other", ["a.txt", "a.jsonl", "more/a.tsv.gz", "a.parquet", "z.md.gz"])

@@ -35,7 +35,7 @@ def store(source, wordpiece_folder):
 
 
 def names(store, n):
-    return [store.document_id(int(document)) for document in held_out_documents(store, n)]
+    return [store.document_id(int(document)) for document in held_out_documents(store, n, False)]
 
 
 def test_the_documents_of_the_lowest_hashes(store):
@@ -49,9 +49,9 @@ def test_the_documents_of_the_lowest_hashes(store):
             hashes[document] = sum(token * factor for token, factor in terms) % 2**64
     in_order = sorted(hashes, key=lambda document: hashes[document])
     assert len(in_order) == 48
-    assert held_out_documents(store, 0).tolist() == []
-    assert held_out_documents(store, 3).tolist() == in_order[:3]
-    assert held_out_documents(store, 1000).tolist() == in_order[:4]  # a tenth at most
+    assert held_out_documents(store, 0, False).tolist() == []
+    assert held_out_documents(store, 3, False).tolist() == in_order[:3]
+    assert held_out_documents(store, 1000, False).tolist() == in_order[:4]  # a tenth at most
 
 
 def test_the_same_documents_whatever_tasks_built_a_store(store, source, wordpiece_folder):
@@ -72,4 +72,4 @@ def test_where_no_document_has_two_spans_they_have_one(tmp_path, wordpiece_folde
     lines = [json.dumps({"spans": [span]}) + "\n" for span in spans]
     (tmp_path / "text.jsonl").write_text("".join(lines))
     single = build(tmp_path / "text.jsonl", wordpiece_folder, tmp_path / "store")
-    assert len(set(held_out_documents(single, 3))) == 3
+    assert len(set(held_out_documents(single, 3, False))) == 3

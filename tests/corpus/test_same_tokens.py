@@ -49,7 +49,7 @@ def test_training_reads_the_tokens_of_the_library(kind, prompt, write):
     tokenizer = load_tokenizer(str(folder))
     expected = [library(prompt + text)["input_ids"] for text in TEXTS]
     assert tokens_in_training(tokenizer, TEXTS, prompt) == expected
-    require_same_tokens(folder, tokenizer, search_reader(folder), [prompt])
+    require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=False), [prompt])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +66,7 @@ def test_control_characters_are_no_spaces(kind, write):
 def test_a_search_that_cuts_long_texts_is_found(write):
     """As a limit does that only one of its files has."""
     folder = write("WordPiece")
-    tokenizer, read = load_tokenizer(str(folder)), search_reader(folder)
+    tokenizer, read = load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
     longest = 512
 
     def cut(text):
@@ -80,7 +80,7 @@ def test_a_search_that_cuts_long_texts_is_found(write):
 
 def test_tokens_behind_every_prompt_are_compared(write):
     folder = write("WordPiece")
-    tokenizer, read = load_tokenizer(str(folder)), search_reader(folder)
+    tokenizer, read = load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
     prompts = ["", "query: ", "passage: "]
     require_same_tokens(folder, tokenizer, read, prompts)
     for prompt in prompts[1:]:
@@ -112,7 +112,7 @@ def test_texts_are_cut_where_the_search_cuts_them(write):
 def test_capitals_that_another_file_lowers_are_found(write):
     folder = write("cased WordPiece of BERT")
     tokenizer = load_tokenizer(str(folder))
-    require_same_tokens(folder, tokenizer, search_reader(folder))
+    require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=False))
     with pytest.raises(
         UserError, match=r"'A Bad Café' as \['\[CLS\]', 'a', .* as .*\['\[CLS\]', 'A'"
     ):
@@ -122,9 +122,11 @@ def test_capitals_that_another_file_lowers_are_found(write):
 def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
     folder = write("WordPiece", tokenizer_config={"do_lower_case": False})
     with pytest.raises(UserError, match="training would see other tokens than the search"):
-        require_same_tokens(folder, load_tokenizer(str(folder)), search_reader(folder))
+        require_same_tokens(
+            folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
+        )
     with pytest.raises(UserError, match="holds no tokenizer that loads"):
-        search_reader(folder / "nothing")
+        search_reader(folder / "nothing", lowers_case=False)
 
 
 @pytest.mark.parametrize("longest", [20, 99, 101])
@@ -135,7 +137,9 @@ def test_another_length_of_unknown_words_is_found(write, longest):
     content["model"]["max_input_chars_per_word"] = longest
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="training would see other tokens than the search"):
-        require_same_tokens(folder, load_tokenizer(str(folder)), search_reader(folder))
+        require_same_tokens(
+            folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
+        )
 
 
 def test_unknown_bytes_stay_where_a_first_word_is_read_again(write):
@@ -147,7 +151,7 @@ def test_unknown_bytes_stay_where_a_first_word_is_read_again(write):
     small.pre_tokenizer = pre_tokenizers.ByteLevel()
     model = json.loads(small.to_str())["model"]
     tokenizer = load_tokenizer(str(write("byte-level BPE of RoBERTa", tokenizer={"model": model})))
-    ids = tokens_in_training(tokenizer, ["éa b"])[0]
+    ids = tokens_in_training(tokenizer, ["éa b"], prompt="")[0]
     assert ids == tokenizer.backend.encode("éa b").ids
     assert ids.count(special["<unk>"]) >= 1
 
@@ -158,6 +162,9 @@ def test_a_text_longer_than_the_model_is_read_without_a_warning(write, monkeypat
     monkeypatch.setattr(
         tokenization_utils_base.logger, "warning", lambda *words: said.append(words)
     )
-    read = search_reader(write("cased WordPiece of BERT", tokenizer_config={"model_max_length": 4}))
+    read = search_reader(
+        write("cased WordPiece of BERT", tokenizer_config={"model_max_length": 4}),
+        lowers_case=False,
+    )
     assert len(read("one two three four five six")) > 4
     assert said == []

@@ -77,7 +77,7 @@ def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
     (folder / "2_Dense").rename(elsewhere)
     (folder / "2_Dense").symlink_to(elsewhere)
     (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")
-    found = [path.relative_to(folder).as_posix() for path in files_of_vectors(folder)]
+    found = [path.relative_to(folder).as_posix() for path in files_of_vectors(folder, also=())]
     assert found == names
     weights = tmp_path / "weights.bin"
     weights.touch()

@@ -321,7 +321,9 @@ def test_soft_labels_are_a_cross_encoders_scores_in_round_2():
     assert labels.replace("--config.loss.teacher_run", "--run_out") in scored
     assert negatives.replace("--config.data.negatives_run", "--run") in scored
     # What has no score teaches nothing.
-    drawn = load_config("configs/finetune.py:marco_round2", tasks=FINE_TUNING, complete=False)
+    drawn = load_config(
+        "configs/finetune.py:marco_round2", tasks=FINE_TUNING, complete=False, overrides=()
+    )
     assert f"--depth={drawn.data.negatives_depth}" in scored
 
 

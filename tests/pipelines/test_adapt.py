@@ -434,7 +434,7 @@ def test_every_proposal_is_allowed_and_fits_its_devices(on_cpu, monkeypatch):
             config = proposal.settings_for(proposed, [], Representation(), 512)
             check(config, complete=False)
             spec = batches_of(config)
-            check_batch(spec, config.train.chunk_size, 512, n_devices)
+            check_batch(spec, config.train.chunk_size, 512, n_devices, kept_chunks=0)
             assert spec.batch_size <= max(n_spans * 9 // 10, n_devices)
 
 

@@ -11,7 +11,7 @@ from cocondenser_jax.corpus.batches import Batch, make_batch
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.devices import batch_gradient
-from cocondenser_jax.pretrain.step import at_shortest_length
+from cocondenser_jax.pretrain.step import LENGTH_FRACTIONS, at_shortest_length
 from tests.world import batches_of, model_of, step_of
 
 
@@ -36,7 +36,7 @@ def test_a_chunk_is_computed_at_the_shortest_length_that_holds_it(longest, most_
     def shape(chunk):
         return jnp.array([chunk[0].input_ids_SxL.shape[1], chunk[0].weights_SxM.shape[1]])
 
-    sizes = at_shortest_length(shape, (batch, None)).tolist()
+    sizes = at_shortest_length(shape, (batch, None), fractions=LENGTH_FRACTIONS).tolist()
     assert sizes == [length, {14: 3, 16: 4}[length]]
     halves = at_shortest_length(shape, (batch, None), fractions=(1 / 2, 1)).tolist()
     fits_half = longest <= 8 and most_masked <= 2

@@ -54,7 +54,7 @@ def not_compiled(*_):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_right_kernel_has_no_fault(dtype):
-    assert find_fault(attention_trial(BY_GPU, SETTINGS, (24, 16), dtype)) == ""
+    assert find_fault(attention_trial(BY_GPU, SETTINGS, (24, 16), dtype, has_biases=True)) == ""
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,9 @@ def test_a_right_kernel_has_no_fault(dtype):
     ],
 )
 def test_a_wrong_kernel_has_a_fault_that_is_named(kernel, said):
-    assert said in find_fault(attention_trial(kernel, SETTINGS, (24, 16), "bfloat16"))
+    assert said in find_fault(
+        attention_trial(kernel, SETTINGS, (24, 16), "bfloat16", has_biases=True)
+    )
 
 
 def test_each_kind_of_layer_is_tried_at_each_length(monkeypatch):

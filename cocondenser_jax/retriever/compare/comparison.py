@@ -213,6 +213,8 @@ def _write_bm25_run(trial: Trial, out: Path) -> None:
         out,
         settings=Bm25Settings(language=trial.language),
         ignore_identical_ids=trial.ignore_identical_ids,
+        depth=100,
+        counts_copies=False,
     )
 
 

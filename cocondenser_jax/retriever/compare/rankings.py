@@ -80,7 +80,7 @@ def first_of(
     return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
 
 
-def with_tests(rankings: Sequence[Ranking], baselines: Sequence[str] = ()) -> list[Ranking]:
+def with_tests(rankings: Sequence[Ranking], baselines: Sequence[str]) -> list[Ranking]:
     """Tests each ranking against the best baseline; `baselines` are names, (): all."""
     best = max(
         (each for each in rankings if each.name in baselines or not baselines),

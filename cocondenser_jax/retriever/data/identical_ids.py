@@ -24,7 +24,7 @@ def drop_identical_ids(run: Run, depth: int | None = None) -> Run:
 
 
 def without_identical_id(
-    query: str, scores: Mapping[str, float], depth: int | None = None
+    query: str, scores: Mapping[str, float], depth: int | None
 ) -> dict[str, float]:
     """Returns the results of one query as `drop_identical_ids` keeps them."""
     return dict(islice(((p, s) for p, s in scores.items() if p != query), depth))

@@ -45,7 +45,7 @@ class Passage(NamedTuple):
     text: str
 
 
-def read_passages(source: str | Path, *, numbered: bool = True) -> Iterator[Passage]:
+def read_passages(source: str | Path, *, numbered: bool) -> Iterator[Passage]:
     """Yields the passages of a source (see `sources.open_records`), one at a time.
 
     Passages without title and text are yielded too, and counted in a warning: judgments may name

@@ -115,7 +115,7 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
     return {name: fmean(values[name] for values in per_query.values()) for name in names}
 
 
-def check_results(run: Run, queries: Collection[str], having: str, name: str = "the run") -> None:
+def check_results(run: Run, queries: Collection[str], having: str, name: str) -> None:
     """Warns of queries without results.
 
     `having` is "judged" or "answered", and `name` the run's, for the messages.

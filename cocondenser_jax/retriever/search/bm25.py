@@ -85,18 +85,18 @@ class Searched(NamedTuple):
     """What `write_bm25_run` ranks, and for what."""
 
     data: Path  # a data folder, or a file of queries
-    split: str | None = None  # whose queries are used; None: all
-    corpus: str | Path | None = None  # see `folder.searched_passages`
+    split: str | None  # whose queries are used; None: all
+    corpus: str | Path | None  # see `folder.searched_passages`
 
 
 def write_bm25_run(
     searched: Searched,
     run_out: Path,
-    depth: int = 100,
-    settings: Bm25Settings = _DEFAULTS,
+    depth: int,
+    settings: Bm25Settings,
     *,
-    ignore_identical_ids: bool = False,
-    counts_copies: bool = False,
+    ignore_identical_ids: bool,
+    counts_copies: bool,
 ) -> dict[str, float]:
     """Ranks passages for the queries of a data folder, or of a split; writes a TREC run.
 
@@ -172,9 +172,7 @@ def _rank_by_ids(
         yield query, {ids[row]: score for row, score in ranking.items()}
 
 
-def open_bm25_index(
-    folder: Path, passages: pyarrow.Table, language: str | None = None
-) -> Bm25Index:
+def open_bm25_index(folder: Path, passages: pyarrow.Table, language: str | None) -> Bm25Index:
     """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it.
 
     Args:
@@ -205,7 +203,7 @@ def open_bm25_index(
     return index
 
 
-def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalIndex:
+def index_corpus(corpus: str | Path, language: str | None) -> LexicalIndex:
     """Reads passages (see `folder.read_corpus`) into memory, and indexes them for BM25."""
     source = corpus_source(corpus)
     settings = Bm25Settings(language=language or LANGUAGE)
@@ -215,7 +213,7 @@ def index_corpus(corpus: str | Path, language: str | None = None) -> LexicalInde
     return LexicalIndex(_build_of_table(passages, settings), passages)
 
 
-def find_passages(index: LexicalIndex, query: str, k: int = 10) -> list[tuple[float, Passage]]:
+def find_passages(index: LexicalIndex, query: str, k: int) -> list[tuple[float, Passage]]:
     """Finds the `k` best passages for one query; each with its score, the best first."""
     (ranking,) = rank_by_bm25(index.bm25, [query], k)
     return [(score, passage_at(index.passages, row)) for row, score in ranking.items()]

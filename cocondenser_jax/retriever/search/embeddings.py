@@ -126,7 +126,7 @@ def write_shard(
     path: Path,
     passages: pyarrow.Table,
     vectors_NxD: np.ndarray,
-    ranges_2xD: np.ndarray | None = None,
+    ranges_2xD: np.ndarray | None,
 ) -> None:
     """Writes the passages of a shard with their vectors, whole or not at all.
 

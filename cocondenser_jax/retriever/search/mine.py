@@ -32,7 +32,7 @@ class Denoising(NamedTuple):
     """Leaves out what a cross-encoder finds relevant, as RocketQA does (arXiv 2010.08191)."""
 
     run: Path  # logits by `rerank.rerank`; a passage without one is left out
-    below: float = 0.1  # the probability σ(logit) that a negative must be below; the paper's
+    below: float  # the probability σ(logit) that a negative must be below; the paper's
 
 
 def mine(

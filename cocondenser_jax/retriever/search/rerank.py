@@ -156,8 +156,8 @@ def _read_pairs(
 def score_pairs(
     model: "CrossEncoder",
     pairs: Sequence[tuple[str, str]],
-    batch_size: int = 64,
-    precision: "Precision" = "auto",
+    batch_size: int,
+    precision: "Precision",
 ) -> np.ndarray:
     """Returns `scores_N`, float32: the logit of each (query, passage)."""
     import torch

@@ -129,7 +129,7 @@ def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:
     return search_text_timed(index, query, k)[0]
 
 
-def search_text_timed(index: Index, query: str, k: int = 10) -> tuple[list[Hit], Seconds]:
+def search_text_timed(index: Index, query: str, k: int) -> tuple[list[Hit], Seconds]:
     """Searches as `search_text`, and also returns how long the steps of the search took."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")

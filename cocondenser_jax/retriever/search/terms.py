@@ -43,7 +43,7 @@ _CHARACTER = regex.compile(r".\p{M}*")
 _OTHER_WIDTH = re.compile(r"[\uFF00-\uFFEF]+")  # Unicode's block of half and full widths
 
 
-def term_finder(language: str = LANGUAGE) -> Callable[[str], list[str]]:
+def term_finder(language: str) -> Callable[[str], list[str]]:
     """Returns the function from a text to its terms, in the order of the text.
 
     It remembers the stem of every word that it meets.

@@ -66,7 +66,7 @@ def batches_by_epoch(
     return hard_batches_by_epoch(settings, data, model, folder)
 
 
-def random_batches(n_pairs: int, batch_size: int, seed: int, epoch: int = 0) -> np.ndarray:
+def random_batches(n_pairs: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Returns batches_MxB in random order, by seed and epoch."""
     order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
     return order_N[: n_pairs - n_pairs % batch_size].reshape(-1, batch_size)

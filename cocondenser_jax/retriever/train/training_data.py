@@ -44,7 +44,7 @@ class Judgments(NamedTuple):
     queries: dict[str, int]
     passages: dict[str, int]  # from 1; any other passage has number 0
     relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
-    teacher: scipy.sparse.csr_array | None = None  # of float32, the same shape
+    teacher: scipy.sparse.csr_array | None  # of float32, the same shape
 
     def numbers(self, query: str, passages: Sequence[str]) -> list[int]:
         """Returns the number of a query, then those of passages."""
@@ -126,7 +126,7 @@ def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]
     return sorted(order[: n or n_rows].tolist())
 
 
-def to_judgments(relevant: Qrels, teacher: Run | None = None) -> Judgments:
+def to_judgments(relevant: Qrels, teacher: Run | None) -> Judgments:
     """Numbers the queries, and the passages relevant to them or scored for them by the teacher."""
     scores = {query: teacher[query] for query in relevant} if teacher else {}
     queries = {query: i for i, query in enumerate(relevant)}

@@ -25,7 +25,9 @@ from tests.world import write_beir, write_qrels, write_records
 N = 8
 
 # Nothing of it is read.
-OPENED = ModelFolder("folder", Path("folder"), {}, Representation())
+OPENED = ModelFolder(
+    "folder", Path("folder"), {}, Representation(), dense=(), lowers_case=False, is_plain=True
+)
 
 
 def texts(names):

@@ -1,5 +1,6 @@
 """The same data in every published layout reads alike; what is broken is named."""
 
+import functools
 import gzip
 
 import pytest
@@ -242,7 +243,7 @@ def test_queries_that_begin_with_a_number_are_queries(tmp_path, lines):
 def test_passages_without_text_are_kept_and_counted(tmp_path, caplog):
     texts = [{"text": " \n"}, {"text": "", "title": "a title"}, {"text": "", "title": ""}]
     file = write_records(tmp_path / "a.jsonl", [{"_id": str(i), **t} for i, t in enumerate(texts)])
-    assert len([*layouts.read_passages(file)]) == 3
+    assert len([*layouts.read_passages(file, numbered=True)]) == 3
     assert caplog.messages == [f"{file}: 2 passages have neither title nor text; they are kept"]
 
 
@@ -280,6 +281,7 @@ def test_a_broken_line_of_queries_is_refused_by_its_number(tmp_path):
 )
 def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content):
     (tmp_path / name).write_text(content + "\n")
-    read = layouts.read_passages if name == "collection.tsv" else layouts.read_queries
+    of_passages = functools.partial(layouts.read_passages, numbered=True)
+    read = of_passages if name == "collection.tsv" else layouts.read_queries
     with pytest.raises(UserError, match=r"the id .* has white space"):
         list(read(tmp_path / name))

@@ -13,7 +13,7 @@ from cocondenser_jax.retriever.data.trec import read_qrels, read_run
 def test_lone_surrogates_of_passages_and_queries_are_replaced(tmp_path):
     record = {"_id": "d\ud800", "title": "\udfff", "text": "a \ud800"}
     (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
-    assert list(read_passages(tmp_path / "a.jsonl")) == [("d?", "?", "a ?")]
+    assert list(read_passages(tmp_path / "a.jsonl", numbered=True)) == [("d?", "?", "a ?")]
     assert read_queries(tmp_path / "a.jsonl") == {"d?": "a ?"}
 
 

@@ -104,7 +104,12 @@ def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, chan
     (name,) = change
     with pytest.raises(UserError, match=rf"{name}={change[name]}.*: expected"):
         bm25.write_bm25_run(
-            bm25.Searched(tmp_path), tmp_path / "run", settings=Bm25Settings(**change)
+            bm25.Searched(tmp_path, split=None, corpus=None),
+            tmp_path / "run",
+            settings=Bm25Settings(**change),
+            depth=100,
+            ignore_identical_ids=False,
+            counts_copies=False,
         )
 
 

@@ -197,6 +197,6 @@ def test_a_pool_without_a_negative_is_refused(folder):
             folder,
             "train",
             out,
-            denoising=Denoising(folder / "scores.trec"),
+            denoising=Denoising(folder / "scores.trec", below=0.1),
         )
     assert not out.exists()

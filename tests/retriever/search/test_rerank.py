@@ -86,7 +86,7 @@ def test_the_order_of_length_is_not_seen_in_the_scores(cross_encoder_folder, wor
     rng = np.random.default_rng(0)
     pairs = [(words[i], " ".join(rng.choice(words, rng.integers(1, 12)))) for i in range(23)]
     alone = np.array([model.predict(pair) for pair in pairs])
-    scores = rerank.score_pairs(model, pairs, batch_size=5)
+    scores = rerank.score_pairs(model, pairs, batch_size=5, precision="auto")
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, alone, rtol=1e-4, atol=1e-5)
     lengths = []
@@ -97,7 +97,7 @@ def test_the_order_of_length_is_not_seen_in_the_scores(cross_encoder_folder, wor
         return preprocess(batch, **kwargs)
 
     model.preprocess = spy
-    rerank.score_pairs(model, pairs, batch_size=5)
+    rerank.score_pairs(model, pairs, batch_size=5, precision="auto")
     assert lengths == sorted(lengths, reverse=True)
     assert len(lengths) == 23
 
@@ -113,6 +113,8 @@ def test_logits_are_written_as_they_are(cross_encoder_folder, beir, run_file, tm
     logits = rerank.score_pairs(
         load_cross_encoder(open_network(cross_encoder_folder)),
         [(queries[query], texts[passage]) for query, passage in pairs],
+        batch_size=64,
+        precision="auto",
     )
     found = trec.read_run(out)
     assert [found[query][passage] for query, passage in pairs] == pytest.approx(logits, rel=1e-7)
@@ -256,7 +258,12 @@ def test_a_pair_without_a_finite_score_is_named(cross_encoder_folder):
     model = load_cross_encoder(open_network(cross_encoder_folder))
     model.predict = lambda pairs, **_: np.array([1.0, np.inf, np.nan], np.float32)
     with pytest.raises(UserError, match=r"NaN or infinity \('b', 'long l{55}'\): its weights are"):
-        rerank.score_pairs(model, [("a", "x"), ("b", f"long {'l' * 99}"), ("c", "y")])
+        rerank.score_pairs(
+            model,
+            [("a", "x"), ("b", f"long {'l' * 99}"), ("c", "y")],
+            batch_size=64,
+            precision="auto",
+        )
 
 
 def test_queries_that_the_first_stage_lacks_are_counted(
@@ -277,7 +284,10 @@ def test_weights_of_16_bits_score_in_float32(cross_encoder_folder, tmp_path, dty
     rounded = {name: value.to(dtype) for name, value in weights.items()}
     safetensors.torch.save_file(rounded, folder / "model.safetensors", {"format": "pt"})
     found = rerank.score_pairs(
-        load_cross_encoder(open_network(folder)), [("a b", "c d")], precision="float32"
+        load_cross_encoder(open_network(folder)),
+        [("a b", "c d")],
+        precision="float32",
+        batch_size=64,
     )
     # The same numbers, in the library's own float32.
     by_hand = transformers.AutoModelForSequenceClassification.from_pretrained(

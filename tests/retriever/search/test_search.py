@@ -382,7 +382,7 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
         open_hybrid()
     shutil.rmtree(hybrid_folder / "bm25")
     table = pyarrow.ipc.open_file((hybrid_folder / "passages.arrow").read_bytes()).read_all()
-    bm25.open_bm25_index(hybrid_folder, table[:59])
+    bm25.open_bm25_index(hybrid_folder, table[:59], language=None)
     with pytest.raises(UserError, match=f"bm25 was made of other passages: {advice}"):
         open_hybrid()
     shutil.rmtree(hybrid_folder / "bm25")

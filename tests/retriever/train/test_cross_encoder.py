@@ -91,7 +91,7 @@ def test_one_step_is_adamw_on_the_loss_of_all_groups(
     found = read_candidates(run_file, qrels, passages, 200)
     data = TrainingData(
         pairs=training_pairs(qrels),
-        judgments=to_judgments(qrels),
+        judgments=to_judgments(qrels, teacher=None),
         queries=queries,
         passages=passages,
         candidates={query: " ".join(names) for query, names in found.items()},

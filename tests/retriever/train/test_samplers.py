@@ -26,7 +26,7 @@ def data(beir):
     qrels = {query: {passage: 1} for query, passage in zip(*IDS, strict=True)}
     return TrainingData(
         pairs=training_pairs(qrels),
-        judgments=to_judgments(qrels),
+        judgments=to_judgments(qrels, teacher=None),
         queries=read_queries(beir),
         passages={p.id: passage_text(p) for p in read_corpus(beir)},
         candidates={},

@@ -46,7 +46,7 @@ def make_data(candidates=(), n_negatives=0, seed=0, judgments=None, passages=Non
     qrels = {"q1": {"d30": 1}, "q2": {"d31": 1}}
     return TrainingData(
         pairs=training_pairs(qrels),
-        judgments=judgments or to_judgments(qrels),
+        judgments=judgments or to_judgments(qrels, teacher=None),
         queries={"q1": "one", "q2": "two"},
         passages=passages or {f"d{i}": f"text {i}" for i in range(50)},
         candidates={query: " ".join(names) for query, names in dict(candidates).items()},
@@ -252,4 +252,4 @@ def test_labels_lead_to_what_is_known():
         ("q2", "d5"): 3.0,
         ("q2", "d7"): 2.0,
     }
-    assert to_judgments(qrels).teacher is None
+    assert to_judgments(qrels, teacher=None).teacher is None

@@ -1,1 +1,1 @@
-"""Files and processes: whole-or-absent, locks, folders that grow, tables, metrics, workers."""
+"""Files and processes: atomic writes, locks, run folders, tables, metrics, workers."""

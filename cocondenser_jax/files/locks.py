@@ -1,4 +1,4 @@
-"""Locks what is being written; the operating system releases the locks of ended processes."""
+"""Locks outputs while they are written; the operating system releases a dead process's locks."""
 
 import contextlib
 import errno
@@ -14,13 +14,21 @@ from cocondenser_jax.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# The errors of a file system that has no locks.
+# Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
 def locked(lock: Path, what: Path) -> Iterator[None]:
-    """Holds `lock`, a file that exists only meanwhile, for writing to `what`."""
+    """Holds a lock while the block writes to `what`.
+
+    Args:
+      lock: the lock file, which exists only during the block.
+      what: the file or folder, for messages.
+
+    Raises:
+      UserError: if another process holds the lock, naming that process.
+    """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(lock)
@@ -41,18 +49,18 @@ def locked(lock: Path, what: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            lock.unlink()  # before it is released: nobody else's is removed
+            lock.unlink()  # before the release, so that no other process's lock is removed
         os.close(descriptor)
 
 
 def _lock(path: Path) -> int:
-    """Creates and locks a file that names this process, and returns its descriptor."""
+    """Creates and locks a file that names this process; returns its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            # Not flock(), whose lock the workers of a killed training would keep a while.
+            # Not flock(): surviving workers of a killed training would keep its lock for a while.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its last holder may have removed it between the two calls.
+            # The previous holder may have removed the file between the two calls.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     since = time.strftime("%Y-%m-%d %H:%M:%S")

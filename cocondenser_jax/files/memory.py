@@ -1,4 +1,4 @@
-"""How much memory a process may still take."""
+"""Measures the memory that is still available."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ _GROUP = Path("/sys/fs/cgroup")  # of a container, in version 2
 
 
 def available_bytes() -> int:
-    """Returns what this machine has left, or the container; where neither says, no limit."""
+    """Returns the available bytes of this machine or container; sys.maxsize if unknown."""
     return min(_of_machine(_MEMORY), _of_container(_GROUP))
 
 
@@ -19,13 +19,13 @@ def _of_machine(path: Path) -> int:
 def _of_container(folder: Path) -> int:
     try:
         limit = int((folder / "memory.max").read_text())
-    except (OSError, ValueError):  # "max": it has none
+    except (OSError, ValueError):  # "max" means no limit
         return sys.maxsize
     return max(limit - _field(folder / "memory.stat", "anon", 1, 0), 0)
 
 
 def _field(path: Path, name: str, unit: int, absent: int) -> int:
-    """Returns a number of a file with a name and a number on each line."""
+    """Returns a number, times `unit`, from a file with a name and a number on each line."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Logs the metrics of a run: one JSON line per logged step, and the same to a tracker."""
+"""Logs a run's metrics: one JSON line per logged step, also sent to a tracker."""
 
 import contextlib
 import json
@@ -22,14 +22,13 @@ def metrics_log(
 ) -> Iterator[Log]:
     """Yields a function that appends a step's metrics to `metrics.jsonl` and sends it to a tracker.
 
-    Lines after `first_step`, from which the run resumes, are dropped first. The tracker gets the
-    others too, where it lacks them.
+    Drops lines of steps after `first_step`, and sends the tracker any earlier lines that it lacks.
 
     Args:
       workdir: the run folder.
-      first_step: the step that the run resumes after; 0: it starts.
-      tracker: see `trackers.open_tracker`, as for `settings`.
-      settings: those of the run.
+      first_step: the step after which the run resumes; 0 for a new run.
+      tracker: see `trackers.open_tracker`.
+      settings: the run's settings, for the tracker.
     """
     path = workdir / "metrics.jsonl"
     forget_steps_after(path, first_step)
@@ -54,13 +53,13 @@ def metrics_log(
 
 
 def forget_steps_after(path: Path, step: int) -> None:
-    """Drops later steps and an unfinished last line; a missing file becomes an empty one."""
+    """Drops later steps and an unfinished last line; creates a missing file."""
     logged = logged_lines(path) if path.exists() else []
     write_text(path, "".join(f"{line}\n" for line, values in logged if values["step"] <= step))
 
 
 def logged_lines(path: Path) -> list[tuple[str, dict[str, float]]]:
-    """Returns the lines of a `metrics.jsonl` and their values, without an unfinished last line."""
+    """Returns each line of a `metrics.jsonl` with its values, except an unfinished last line."""
     lines = list(read_lines(path))
     logged = []
     for number, line in lines:

@@ -1,7 +1,7 @@
-"""Folders on object stores, such as gs://BUCKET/FOLDER or s3://BUCKET/FOLDER, by fsspec.
+"""Reads and writes folders on object stores (gs://BUCKET/FOLDER, s3://BUCKET/FOLDER), by fsspec.
 
-A folder is written on this machine and then uploaded, `sha256.json` last: without it, the folder is
-not there. It is read from a local copy. Copies lie in $COCONDENSER_CACHE, or ~/.cache/cocondenser.
+A folder is written locally and then uploaded, `sha256.json` last; a folder without that file is
+incomplete. Folders are read from local copies in $COCONDENSER_CACHE, or ~/.cache/cocondenser.
 """
 
 import contextlib
@@ -24,15 +24,17 @@ from cocondenser_jax.files.whole import new_folder
 
 logger = logging.getLogger(__name__)
 
-# A Path keeps one of the two slashes.
+# pathlib reduces the two slashes to one.
 _URL = re.compile(r"([a-z][a-z0-9]+):/{1,2}([^/].*)")
 
 
 def local_copy(place: Path) -> Path:
-    """Returns a local folder: `place` itself, or a copy of a URL, fetched once per machine.
+    """Returns a local folder: `place` itself, or a copy of a URL, downloaded once per machine.
 
-    A copy is compared with its checksums when it is fetched. It is fetched again if the folder at
-    the URL has changed.
+    A download is verified by its checksums, and repeated only when the folder at the URL changes.
+
+    Raises:
+      UserError: for a folder that is missing, incomplete or damaged, or a store that fails.
     """
     url = _find_url(place)
     if url is None:
@@ -57,11 +59,16 @@ def local_copy(place: Path) -> Path:
 def output_folder(
     place: Path, task: tuple[int, int] = (0, 1), *, grows: bool = False
 ) -> Iterator[Path]:
-    """Yields the local folder to write: `place` itself, or one that is uploaded to a URL.
+    """Yields the local folder to write: `place` itself, or one to be uploaded to a URL.
 
-    If the block or the upload fails, a folder that `grows` stays as it is, and the next attempt
-    continues it; any other is made again. A URL has the parts of all tasks or none: one that is
-    written by task i of n alone is refused.
+    Args:
+      place: a folder or a URL.
+      task: (i, n) if the folder is only part i of n; refused for URLs, which hold whole results.
+      grows: whether the next attempt continues the local folder after a failure of the block or
+        the upload; otherwise it starts again.
+
+    Raises:
+      UserError: for a URL that exists already, or a store that fails.
     """
     url = _find_url(place)
     if url is None:
@@ -75,10 +82,10 @@ def output_folder(
             raise UserError(f"{url} already exists: choose a new folder, or remove it first")
     folder = _cached(url)
     if folder.exists() and not grows:
-        logger.info("%s: what an upload that failed has left is made again", url)
+        logger.info("%s: starting again after a failed upload", url)
         shutil.rmtree(folder)
     yield folder
-    (folder / CHECKSUMS).unlink(missing_ok=True)  # of an upload that failed
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # from a failed upload
     write_checksums(folder)
     checksums = (folder / CHECKSUMS).read_bytes()
     with _naming(f"{url}: the upload of {folder} failed"):
@@ -87,7 +94,7 @@ def output_folder(
             targets = [f"{root}/{name}" for name in names]
             store.put(sources, targets, callback=_progress("upload"))
     copy = _cached(url, checksums)
-    if copy.exists():  # the same files were there before
+    if copy.exists():  # the same content was uploaded before
         shutil.rmtree(folder)
     else:
         folder.rename(copy)
@@ -99,12 +106,12 @@ def _find_url(place: Path) -> str | None:
 
 
 def cache_folder() -> Path:
-    """Returns the folder of what is fetched once per machine."""
+    """Returns the folder for downloads that are kept."""
     return Path(os.environ.get("COCONDENSER_CACHE") or Path.home() / ".cache/cocondenser")
 
 
 def _cached(url: str, checksums: bytes = b"") -> Path:
-    """Returns the path of the local copy of a URL that has these checksums."""
+    """Returns the path of the local copy of a URL with these checksums."""
     return cache_folder() / hashlib.sha256(url.encode() + checksums).hexdigest()[:16]
 
 
@@ -114,7 +121,7 @@ def _progress(title: str) -> Any:
 
 @contextlib.contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Turns what an object store raises, which differs by library, into a UserError."""
+    """Turns any error of an object store's library into a UserError."""
     try:
         yield
     except UserError:

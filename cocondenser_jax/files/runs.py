@@ -1,4 +1,4 @@
-"""Folders that grow: their lock, settings, numbered checkpoints, and folders of tasks."""
+"""Folders that grow: their locks, settings, numbered checkpoints, checksums and task folders."""
 
 import contextlib
 import json
@@ -15,16 +15,16 @@ from cocondenser_jax.files.whole import file_sha256, read_object, require_absent
 logger = logging.getLogger(__name__)
 
 CHECKSUMS = "sha256.json"
-LOCK = ".cocondenser.lock"  # no other program's name: it is overwritten, and removed at the end
+LOCK = ".cocondenser.lock"  # a name of our own, since the file is overwritten and removed
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Locks a folder that grows, and creates it; a second process gets a UserError at once.
+    """Creates and locks a folder that grows; a second process gets a UserError at once.
 
-    Children of the process do not inherit the lock, and the process itself is not kept out.
+    Child processes do not inherit the lock. The same process may lock the folder again.
     """
     created = not folder.exists()
     try:
@@ -32,20 +32,20 @@ def lock_folder(folder: Path) -> Iterator[None]:
             yield
     finally:
         if created:
-            with contextlib.suppress(OSError):  # it is empty only where the block was refused
+            with contextlib.suppress(OSError):  # it is empty only if the block was refused
                 folder.rmdir()
 
 
 def require_own(path: Path, also: Collection[str] = ()) -> None:
-    """Raises a UserError if a folder holds other things than what starts with its first file.
+    """Raises a UserError for a folder with other content but without its first file.
 
     Args:
-      path: the folder's first file, see `start_or_compare`; this may be called long before it.
-      also: names of what may be there before it.
+      path: the folder's first file, see `start_or_compare`.
+      also: names of files that may exist before it.
     """
     if path.exists():
         return
-    # The lock, and what a killed process left.
+    # The lock, and leftovers of a killed process.
     ours = {LOCK}
     for name in (path.name, *also):
         ours |= {name, f"{name}.partial", f"{name}.partial.lock"}
@@ -60,16 +60,16 @@ def start_or_compare(
     free: Collection[str] = (),
     also: Collection[str] = (),
 ) -> None:
-    """Writes the settings that a folder starts with, or compares them with those of its start.
+    """Writes a new folder's settings, or compares them with those of an earlier start.
 
     Args:
       path: the folder's first file, JSON.
       settings: nested by name, JSON values.
-      free: names, with dots between levels, that may differ when the work resumes, with all below.
+      free: dotted names that may differ when the work resumes, including all names below them.
       also: see `require_own`.
 
     Raises:
-      UserError: naming each difference, or if the folder holds something else.
+      UserError: naming each difference, or if the folder has other content.
     """
     folder = path.parent
     require_own(path, also)
@@ -92,7 +92,7 @@ def start_or_compare(
 
 
 def require_run_folder(folder: Path, *kinds: str) -> None:
-    """Raises a UserError for a folder without the file that a run begins with, of any kind."""
+    """Raises a UserError for a folder without any of the files `kinds` that a run starts with."""
     if not any((folder / name).is_file() for name in kinds):
         page = folder / "report.html"  # of adapt, compare or quickstart
         hint = f"; the command that made it wrote {page}" if page.is_file() else ""
@@ -100,7 +100,7 @@ def require_run_folder(folder: Path, *kinds: str) -> None:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested settings by their dotted names."""
+    """Flattens nested settings to dotted names."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -111,7 +111,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
-    """Returns the folders in `parent` named `prefix` and a number, in order, by number."""
+    """Returns the folders in `parent` named `prefix` plus a number, by number, ascending."""
     names = [path.name for path in parent.glob("*") if path.name.startswith(prefix)]
     numbers = [name.removeprefix(prefix) for name in names]
     steps = sorted(int(number) for number in numbers if number.isdecimal())
@@ -119,10 +119,17 @@ def numbered_folders(parent: Path, prefix: str = "") -> dict[int, Path]:
 
 
 def newest_intact(folders: Mapping[int, Path], load: Callable[[Path], T]) -> tuple[int, T]:
-    """Loads the newest intact checkpoint; warns of each later one, and raises if none is intact.
+    """Loads the newest intact checkpoint, with a warning for each newer, damaged one.
 
-    `folders` maps steps to checkpoints, at least one; `load` raises a UserError for a damaged one.
-    Returns the step and what `load` returned.
+    Args:
+      folders: checkpoints by step, at least one.
+      load: loads a checkpoint, or raises a UserError for a damaged one.
+
+    Returns:
+      The step and the value of `load`.
+
+    Raises:
+      UserError: if no checkpoint is intact.
     """
     steps = sorted(folders)
     for step in reversed(steps):
@@ -137,7 +144,7 @@ def newest_intact(folders: Mapping[int, Path], load: Callable[[Path], T]) -> tup
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the SHA-256 of every file below `folder` to its `sha256.json`; flushes all to disk."""
+    """Flushes every file below `folder` to disk and writes their SHA-256 to `sha256.json`."""
     checksums = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
@@ -147,20 +154,20 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_intact(folder: Path) -> None:
-    """Raises a UserError if a file changed since `write_checksums`, or the checksums are gone."""
+    """Raises a UserError if a file changed since `write_checksums`, or has no checksums."""
     try:
         checksums = read_object(folder / CHECKSUMS)
     except UserError:
         checksums = {CHECKSUMS: "none"}
     for name, sha256 in checksums.items():
         path = folder / name
-        # Not Path.is_file(), which raises for a name that is too long.
+        # Not Path.is_file(), which raises an error for a name that is too long.
         if not os.path.isfile(path) or file_sha256(path) != sha256:
             raise UserError(f"{folder} is damaged ({name} is not what was saved)")
 
 
 def task_folder(folder: Path, task: tuple[int, int]) -> Path:
-    """Returns the folder of task i of n, from 0; the only task of a work has the folder itself."""
+    """Returns the folder of task i of n, from 0; `folder` itself if n is 1."""
     index, n_tasks = task
     if not 0 <= index < n_tasks:
         raise UserError(f"task {index}/{n_tasks}: expected i/n with 0 <= i < n")
@@ -168,7 +175,11 @@ def task_folder(folder: Path, task: tuple[int, int]) -> Path:
 
 
 def task_folders(folder: Path) -> list[Path]:
-    """Returns the folders of all tasks in order; for a work of one task, the folder itself."""
+    """Returns the folders of all tasks in order; `folder` itself if there are none.
+
+    Raises:
+      UserError: if the folder of a task is missing, or belongs to another number of tasks.
+    """
     present = {path.name for path in folder.glob("task-*-of-" + "[0-9]" * 5)}
     if not present:
         return [folder]
@@ -187,7 +198,7 @@ def task_folders(folder: Path) -> list[Path]:
 def require_same(
     folders: Sequence[Path], manifests: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> None:
-    """Raises a UserError if the manifests of tasks of one work differ in any of the names."""
+    """Raises a UserError if the manifests of several tasks differ in any of `names`."""
     for folder, manifest in zip(folders, manifests, strict=True):
         if differing := [name for name in names if manifest.get(name) != manifests[0].get(name)]:
             raise UserError(f"{folder} differs from {folders[0]} in its {first_three(differing)}")

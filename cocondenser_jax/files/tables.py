@@ -1,12 +1,12 @@
-"""Reads tab-separated files: by a header, by the name of a published file, or as the user says.
+"""Reads tab-separated files, with columns from a header, a published file's name or the user.
 
-    id, text                MS MARCO passages, collection.tsv, and the queries of both its tasks
-    id, title, text         the same with the titles of RocketQA, corpus.tsv
+    id, text                MS MARCO passages, collection.tsv, and queries of both its tasks
+    id, title, text         the same with RocketQA's titles, corpus.tsv
     id, url, title, text    MS MARCO documents, msmarco-docs.tsv
-    a header                DPR, psgs_w100.tsv, and tables of one's own: `id`, `text` and perhaps
+    a header                DPR, psgs_w100.tsv, and the user's tables: `id`, `text` and optionally
                             `title` and `url`, in any order, among other columns; quoted as csv
 
-Whether a first line is a header is not guessed: it has names for `id` and `text` (`HEADER_NAMES`).
+A first line is a header only if it names `id` and `text`, or their synonyms in `HEADER_NAMES`.
 """
 
 import csv
@@ -18,7 +18,7 @@ from pathlib import Path
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.whole import MAX_LINE_BYTES, read_lines
 
-# The passages of a data folder are the first of these.
+# Files of a data folder's passages; the first one found is read.
 PASSAGE_FILES = (
     "corpus.jsonl",
     "corpus.tsv",
@@ -26,14 +26,14 @@ PASSAGE_FILES = (
     "psgs_w100.tsv",
     "msmarco-docs.tsv",
 )
-# Names of a data folder's files, compressed or not, in the order in which they are looked for.
+# Names of a data folder's files, compressed or not, in order of preference.
 DATA_FILES = {
     "passages": PASSAGE_FILES,
     "judgments": ("qrels/SPLIT.tsv", "qrels.SPLIT.tsv", "msmarco-docSPLIT-qrels.tsv"),
     "queries": ("queries.jsonl", "queries.SPLIT.tsv", "msmarco-docSPLIT-queries.tsv"),
 }
 FIELDS = ("id", "url", "title", "text")
-# The published tables without a header, by their names, and their columns.
+# Columns of published tables without a header, by file name.
 _PUBLISHED = {
     "corpus.tsv": ("id", "title", "text"),
     "collection.tsv": ("id", "text"),
@@ -43,8 +43,8 @@ _PUBLISHED = {
     "msmarco-testSPLIT-queries.tsv": ("id", "text"),
     "topics.SPLIT.tsv": ("id", "text"),  # Anserini's
 }
-# What headers call each field, without capitals and separators. A column of the field's own name is
-# taken before those of the other names.
+# Synonyms of each field in headers, lower-case, without separators. A column with the field's own
+# name comes first.
 HEADER_NAMES = {
     "id": (
         *("docid", "docno", "documentid", "corpusid", "pid", "passageid", "psgid", "paragraphid"),
@@ -57,12 +57,12 @@ HEADER_NAMES = {
         *("paragraph", "query", "querytext", "question", "questiontext", "sentence", "abstract"),
     ),
 }
-_NO_FIELD = "-"  # of a column that is not read
-# A source whose columns the user has named: PATH:id,title,text.
+_NO_FIELD = "-"  # a column that is not read
+# A source with columns named by the user: PATH:id,title,text.
 _WITH_COLUMNS = re.compile(rf"(.+):((?:{'|'.join((*FIELDS, _NO_FIELD))})(?:,[a-z-]+)+)", re.DOTALL)
 _COMPRESSED = re.compile(r"\.(gz|xz|zst)$")
-_MAX_NAME = 40  # characters; what is longer is no name of a column
-# First lines of .txt files that are no texts: how a message names them.
+_MAX_NAME = 40  # characters of a column's name
+# First lines of .txt files that are not plain text, by their description in messages.
 _NO_PROSE = {
     "a tag of TREC's topics or documents": re.compile(
         r"<\?xml|</?(top|topics?|num|number|title|docs?|docno|parameters|queries|query)\b", re.I
@@ -71,40 +71,40 @@ _NO_PROSE = {
     "a result of a run": re.compile(r"\S+\s+Q0\s+\S+\s+\d+\s+\S+\s+\S+$"),
     "a judgment": re.compile(r"\S+\s+(0|Q0)\s+\S+\s+-?\d+$"),
 }
-_ROWS_COMPARED = 100  # to see whether titles are longer than texts
+_ROWS_COMPARED = 100  # rows on which the lengths of titles and texts are compared
 _Lines = Iterable[tuple[str, str]]  # "FILE:LINE" and the line
 _Rows = Iterator[tuple[str, list[str]]]  # "FILE:LINE" and the fields of the line
 
 
 def plain_name(path: Path) -> str:
-    """Drops the suffix of a compression from a file name."""
+    """Returns a file name without its compression suffix."""
     return _COMPRESSED.sub("", path.name)
 
 
 def plain_suffix(path: Path) -> str:
-    """Returns the suffix that shows what a file holds, such as .tsv of a.tsv.gz."""
+    """Returns a file's suffix under its compression suffix, such as .tsv for a.tsv.gz."""
     return Path(plain_name(path)).suffix
 
 
 def matches_data_file(path: Path, name: str, split: str | None = None) -> bool:
-    """Returns whether a path in a data folder has a name of DATA_FILES, of one split or of any."""
+    """Returns whether a path in a data folder matches DATA_FILES[name], for one split or any."""
     split_pattern = "[^/]+" if split is None else re.escape(split)
     pattern = re.escape(name).replace("SPLIT", split_pattern)
     return re.fullmatch(pattern, str(path.with_name(plain_name(path)))) is not None
 
 
 def is_data_file(path: Path) -> bool:
-    """Returns whether a path, in any folder, ends in one of the names of DATA_FILES."""
+    """Returns whether a path in any folder has a name from DATA_FILES."""
     ends = (Path(path.name), Path(*path.parts[-2:]))
     names = [*chain.from_iterable(DATA_FILES.values())]
     return any(matches_data_file(end, name) for end in ends for name in names)
 
 
 def name_columns(source: str, columns: str) -> str:
-    """Returns a source with the columns of its tables, for `split_columns`.
+    """Appends the columns of its tables to a source, for `split_columns`.
 
     Raises:
-      UserError: unless `columns` are such as "id,title,text".
+      UserError: unless `columns` has the form "id,title,text".
     """
     names = columns.split(",")
     fields = [name for name in names if name != _NO_FIELD]
@@ -117,7 +117,7 @@ def name_columns(source: str, columns: str) -> str:
 
 
 def split_columns(source: str | Path) -> tuple[str, tuple[str, ...]]:
-    """Returns the path or name of a source, and the columns that `name_columns` gave it."""
+    """Splits a source into its path or name and the columns that `name_columns` appended."""
     match = _WITH_COLUMNS.fullmatch(str(source))
     if match is None or Path(source).exists():
         return str(source), ()
@@ -127,16 +127,16 @@ def split_columns(source: str | Path) -> tuple[str, tuple[str, ...]]:
 def read_rows(
     path: Path, lines: Iterable[tuple[int, str]], columns: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields "FILE:LINE", and `id`, `url`, `title` and `text` of each numbered line with text.
+    """Yields "FILE:LINE" and the fields `id`, `url`, `title` and `text` of each non-blank line.
 
     Args:
       path: the table.
       lines: its lines with their numbers.
-      columns: of FIELDS, where the user says what the columns of a table without a header are.
+      columns: the columns of a table without a header, as the user named them.
 
     Raises:
-      UserError: also if nothing says what the columns are, if an id is not one word, or if a
-        quoted field goes over several lines.
+      UserError: also if the columns are unknown, if an id is not one word, or if a quoted field
+        spans several lines.
     """
     rows = _numbered(path, lines)
     head = [*islice(rows, 1)]
@@ -165,7 +165,7 @@ def read_rows(
 
 
 def read_header(path: Path) -> list[str]:
-    """Returns the names of a table's columns, those that are read by their fields; [] if none."""
+    """Returns the columns named by a table's header, by field name if read; [] without one."""
     head = [*islice(_numbered(path, read_lines(path)), 1)]
     return _header(*head[0]) if head else []
 
@@ -173,15 +173,15 @@ def read_header(path: Path) -> list[str]:
 def find_columns(
     where: str, cells: Sequence[str], names: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Finds the columns of a header; returns field → column, of the fields that it names.
+    """Returns the column number of each field that a header names.
 
     Args:
-      where: of the header, for messages.
-      cells: its names; capitals and separators (`query-id`, `Query ID`) do not matter.
-      names: field → its other names, without capitals and separators.
+      where: the header's position, for messages.
+      cells: its cells; case and separators do not matter (`query-id`, `Query ID`).
+      names: the synonyms of each field, lower-case, without separators.
 
     Raises:
-      UserError: if two columns have the name of one field.
+      UserError: if two columns may be the same field.
     """
     plain = [_plain(cell) for cell in cells]
     columns = {}
@@ -199,12 +199,12 @@ def find_columns(
 
 
 def names_an_id(name: str) -> bool:
-    """Returns whether a column of this name may be the id, by another name than `id` or `_id`."""
+    """Returns whether a column's name is a synonym of the id, other than `id` and `_id`."""
     return name not in ("id", "_id") and _plain(name) in ("id", *HEADER_NAMES["id"])
 
 
 def require_prose(path: Path, lines: Iterable[tuple[int, str]]) -> None:
-    """Raises a UserError for a .txt file whose first lines hold ids or tags, not texts alone."""
+    """Raises a UserError for a .txt file with ids or tags in its first lines."""
     head = [*islice(_numbered(path, lines), _ROWS_COMPARED)]
     for where, line in head[:1]:
         for what, form in _NO_PROSE.items():
@@ -236,7 +236,7 @@ def _other_lines(header: str, lines: _Lines) -> Iterator[tuple[str, str]]:
 
 
 def _header(where: str, line: str) -> list[str]:
-    """Returns the columns of a first line by their names; [] unless id and text are among them."""
+    """Returns the columns that a first line names; [] unless id and text are among them."""
     cells = [cell.strip()[: _MAX_NAME + 1] for cell in line.replace('"', "").split("\t", 100)]
     found = find_columns(where, cells, HEADER_NAMES)
     if "id" in found and "text" in found:
@@ -247,7 +247,7 @@ def _header(where: str, line: str) -> list[str]:
 
 
 def _require_row(where: str, line: str) -> None:
-    """Raises a UserError for a first line in which a cell is a name of the id or of the text."""
+    """Raises a UserError for a first line with a cell that names the id or the text."""
     cells = line.split("\t", 100)
     for field in {"id", "text"}.intersection(find_columns(where, cells, HEADER_NAMES)):
         raise UserError(
@@ -257,7 +257,7 @@ def _require_row(where: str, line: str) -> None:
 
 
 def _published_columns(path: Path, where: str, line: str) -> Sequence[str]:
-    """Returns the columns of a published table, by its name; its ids have digits."""
+    """Returns a published table's columns by its file name; the first id must contain a digit."""
     name = Path(path.name)
     published = (columns for known, columns in _PUBLISHED.items() if matches_data_file(name, known))
     columns = next(published, ())
@@ -286,7 +286,7 @@ def _quoted_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
 
 def _plain_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
     for where, line in lines:
-        # One field too many shows the mistake; a line of nothing but tabs would make millions.
+        # One extra field reveals the mistake; splitting a line of tabs would make millions.
         fields = line.split("\t", len(columns))
         _check_number(where, fields, columns)
         yield where, fields
@@ -301,7 +301,7 @@ def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _check_order(columns: Sequence[str], rows: _Rows) -> _Rows:
-    """Refuses what is in DPR's order, text before title: titles longer than the texts."""
+    """Refuses rows in DPR's order (text before title), recognized by titles longer than texts."""
     first = list(islice(rows, _ROWS_COMPARED))
     sizes = {name: sum(len(row[i]) for _, row in first) for i, name in enumerate(columns)}
     if len(first) > 2 and sizes.get("title", 0) > sizes["text"]:
@@ -314,8 +314,8 @@ def _check_order(columns: Sequence[str], rows: _Rows) -> _Rows:
 
 
 def _parse_csv(line: str) -> list[str]:
-    """Parses one line: a quotation mark too many must not swallow the rest of the file."""
-    # csv refuses fields of more than 131,072 characters, by a limit of the whole process.
+    """Parses one line by itself, so that a stray quotation mark cannot swallow the next lines."""
+    # csv has a process-wide limit of 131,072 characters per field.
     limit = csv.field_size_limit(MAX_LINE_BYTES)
     try:
         return next(csv.reader([line], delimiter="\t", strict=True))

@@ -1,7 +1,7 @@
-"""Sends the metrics of a run to a tracker, beside `metrics.jsonl`.
+"""Sends a run's metrics to a tracker, in addition to `metrics.jsonl`.
 
-A run that resumes continues the same run of the tracker: its id is in `tracker.json` of the run
-folder. The packages are optional.
+A resumed run continues the tracker's run, by the id in the run folder's `tracker.json`. The
+trackers' packages are optional.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ _PROJECT = "cocondenser_jax"
 
 
 class Tracker(NamedTuple):
-    """A tracker that is open for a run."""
+    """An open tracker of one run."""
 
     log: Log
-    next_step: int  # the first that it has not
+    next_step: int  # the first step that it lacks
 
 
 class _Run(NamedTuple):
-    """What a tracker is told of a run."""
+    """The description of a run for a tracker."""
 
     workdir: Path
     id: str
@@ -49,15 +49,15 @@ def require_tracker(name: str) -> None:
 
 @contextlib.contextmanager
 def open_tracker(name: str, workdir: Path, settings: Mapping[str, Any]) -> Iterator[Tracker]:
-    """Yields the tracker `name`, with the run that belongs to a run folder; "none": ignores all.
+    """Opens the tracker's run that belongs to a run folder.
 
     Args:
-      name: one of `TRACKERS`.
+      name: one of `TRACKERS`; "none" yields a tracker that ignores everything.
       workdir: the run folder.
-      settings: those of the run, which the tracker shows.
+      settings: the run's settings, for display.
 
     Raises:
-      UserError: if the tracker does not start, for example because it knows no account.
+      UserError: if the tracker does not start, for example without an account.
     """
     if name not in _TRACKERS:
         yield Tracker(_ignore, sys.maxsize)
@@ -71,14 +71,14 @@ def open_tracker(name: str, workdir: Path, settings: Mapping[str, Any]) -> Itera
 
 
 def _ignore(step: int, values: Mapping[str, float]) -> None:
-    """Logs nothing."""
+    """Ignores a step."""
 
 
 @contextlib.contextmanager
 def _tensorboard(run: _Run) -> Iterator[Tracker]:
-    """Writes a new file of events, which replaces the earlier ones when TensorBoard reads them.
+    """Writes a new file of events, which makes TensorBoard drop later steps of earlier files.
 
-    TensorBoard's own writer works in a thread, and waits forever once the disk is full.
+    TensorBoard's own writer runs in a thread, and hangs once the disk is full.
     """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -86,7 +86,7 @@ def _tensorboard(run: _Run) -> Iterator[Tracker]:
 
     folder = run.workdir / "tensorboard"
     folder.mkdir(exist_ok=True)
-    # In the order of their names, TensorBoard reads the files.
+    # TensorBoard reads the files in the order of their names.
     name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
     with (folder / name).open("wb") as file:
         writer = RecordWriter(file)
@@ -100,18 +100,18 @@ def _tensorboard(run: _Run) -> Iterator[Tracker]:
             write(step=step, summary=Summary(value=scalars))
 
         write(file_version="brain.Event:2")
-        write(step=0, session_log=SessionLog(status=SessionLog.START))  # forget what was before
+        write(step=0, session_log=SessionLog(status=SessionLog.START))  # drops earlier events
         yield Tracker(log, 0)
 
 
 @contextlib.contextmanager
 def _service(package: str, run: _Run) -> Iterator[Tracker]:
-    """Starts a run of wandb, or of trackio, which has its calls, but neither ids nor exit codes."""
+    """Starts a run of wandb, or of trackio, whose similar API lacks ids and exit codes."""
     library = importlib.import_module(package)
     is_wandb = package == "wandb"
-    # Chunks and the like may change when a run resumes.
+    # Some settings, such as the chunk size, may change when a run resumes.
     own = {"id": run.id, "dir": run.workdir, "allow_val_change": True} if is_wandb else {}
-    # What they print is not a result of a command.
+    # Their messages are not results of the command.
     with _start_errors(package), contextlib.redirect_stdout(sys.stderr):
         opened = library.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
@@ -120,7 +120,7 @@ def _service(package: str, run: _Run) -> Iterator[Tracker]:
             config=dict(run.settings),
             **own,
         )
-    # trackio (0.43) says nowhere else which step it has.
+    # trackio (0.43) has no public attribute for the step.
     next_step = opened.step if is_wandb else opened._next_step
     exit_code = {"exit_code": 1} if is_wandb else {}
     try:
@@ -133,14 +133,14 @@ def _service(package: str, run: _Run) -> Iterator[Tracker]:
 
 @contextlib.contextmanager
 def _start_errors(name: str) -> Iterator[None]:
-    """Turns what a tracker raises, which may be anything, into a UserError."""
+    """Turns any error of a tracker into a UserError."""
     try:
         yield
     except Exception as error:
         raise UserError(f"{name} does not start: {whole_message(error)}") from error
 
 
-# By the name of their package.
+# Trackers by package name.
 _TRACKERS: dict[str, Callable[[_Run], AbstractContextManager[Tracker]]] = {
     "tensorboard": _tensorboard,
     "wandb": functools.partial(_service, "wandb"),

@@ -1,4 +1,4 @@
-"""Reads plain and compressed files; writes files and folders that are whole or absent."""
+"""Reads plain and compressed files; writes files and folders atomically."""
 
 import contextlib
 import errno
@@ -21,8 +21,8 @@ from tqdm import tqdm
 from cocondenser_jax.errors import UserError, escape_control, whole_message
 from cocondenser_jax.files.locks import locked
 
-MAX_LINE_BYTES = 50_000_000  # a longer line is a mistake, and would fill the memory
-# How libraries say that a disk is full: PyTorch by inline_container, NumPy by "requested and".
+MAX_LINE_BYTES = 50_000_000  # longer lines are mistakes and would fill the memory
+# Libraries' messages about a full disk; inline_container is PyTorch's, "requested and" NumPy's.
 _FULL = re.compile(
     "no space left|disk is full|disk quota|file too large|inline_container|requested and",
     re.IGNORECASE,
@@ -32,7 +32,7 @@ _DECOMPRESS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Opens a file as it is on disk, and its decompressed content; read errors are UserErrors."""
+    """Opens a file both raw and decompressed; read errors become UserErrors."""
     decompress = _DECOMPRESS.get(path.suffix, contextlib.nullcontext)
     try:
         with path.open("rb") as raw, decompress(raw) as file:
@@ -45,11 +45,15 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
 def read_lines(
     path: Path, max_bytes: int = MAX_LINE_BYTES, *, show_progress: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, text without its end) of every line of a UTF-8 file.
+    """Yields the number, from 1, and the text, without its end, of every line of a UTF-8 file.
 
-    The file may be compressed (.gz, .xz, .zst). A line of more than `max_bytes` is an error, and
-    never held whole; so is a file whose only line has carriage returns, of which some programs make
-    the ends of lines. `show_progress` shows how much is read, and the time left.
+    Args:
+      path: the file, plain or compressed (.gz, .xz, .zst).
+      max_bytes: of a line; longer lines are never held in memory.
+      show_progress: whether to show a progress bar.
+
+    Raises:
+      UserError: also for a line that is too long, or a file with carriage returns as line ends.
     """
     bar = tqdm(
         desc=escape_control(path.name),
@@ -71,7 +75,7 @@ def read_lines(
                     "split it first"
                 )
             try:
-                # Within a file a byte order mark is of another one, joined to it.
+                # A byte order mark within a file comes from another file joined to it.
                 text = data.decode("utf-8").removeprefix("\ufeff")
             except UnicodeDecodeError:
                 raise UserError(f"{path}:{number}: not UTF-8") from None
@@ -82,9 +86,9 @@ def read_lines(
 
 
 def estimate_lines(path: Path, n_sampled: int = 10_000) -> int:
-    """Returns about how many lines a file has, by its first `n_sampled`; exactly, if it has less.
+    """Estimates a file's number of lines from its first `n_sampled`; exact for shorter files.
 
-    Of a compressed file, as much as they took is taken for their size.
+    For a compressed file, the bytes are those of the compressed stream.
     """
     with _open(path) as (raw, file):
         n_lines = sum(1 for _ in islice(file, n_sampled))
@@ -93,12 +97,12 @@ def estimate_lines(path: Path, n_sampled: int = 10_000) -> int:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields what `read_lines` does, without blank lines."""
+    """Yields the non-blank lines of `read_lines`."""
     return ((number, line) for number, line in read_lines(path) if line.strip())
 
 
 def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
-    """Parses a line of jsonl, an object; an error begins with `where`."""
+    """Parses a JSON object from a line; error messages begin with `where`."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -114,11 +118,11 @@ def parse_object(line: str | bytes, where: str) -> dict[str, Any]:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields an empty folder that becomes `target` if the block succeeds.
 
-    A block that fails leaves nothing; a killed one leaves `<name>.partial` until the next attempt.
+    A failed block leaves nothing; a killed one leaves `<name>.partial` until the next attempt.
 
     Raises:
-      UserError: if `target` exists and is not an empty folder, another process is making it, or it
-        cannot be written, as where the disk is full.
+      UserError: if `target` exists and is not an empty folder, another process is writing it, or
+        it cannot be written (for example on a full disk).
     """
     require_absent(target)
     path = Path(os.path.realpath(target))
@@ -156,7 +160,7 @@ def full_disk_errors(target: Path) -> Iterator[None]:
 
 
 def require_writable(target: Path) -> None:
-    """Raises a UserError where `new_file` could not write; for calls before a command's work."""
+    """Raises a UserError if `new_file` could not write; commands call it before their work."""
     path = Path(os.path.realpath(target))
     try:
         if path.exists() and not path.is_file():
@@ -174,7 +178,7 @@ def require_writable(target: Path) -> None:
 def new_file(target: Path) -> Iterator[Path]:
     """Yields the path of a new, locked file; it replaces `target` only if the block succeeds."""
     require_writable(target)
-    # A link such as /dev/stdout stays, and the file that it leads to is replaced.
+    # A link such as /dev/stdout stays; the file behind it is replaced.
     path = Path(os.path.realpath(target))
     try:
         partial = path.with_name(path.name + ".partial")
@@ -197,7 +201,7 @@ def require_absent(target: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, whole or not at all, with the folders it needs."""
+    """Writes indented JSON atomically; creates missing folders."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -214,7 +218,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Reads a JSON file that must hold an object; without a file returns `absent`, if given."""
+    """Reads a JSON object from a file; returns `absent`, if given, for a missing file."""
     if absent is not None and not path.is_file():
         return absent
     value = read_json(path)
@@ -224,7 +228,7 @@ def read_object(path: Path, absent: dict[str, Any] | None = None) -> dict[str, A
 
 
 def without_surrogates(text: str) -> str:
-    """Replaces lone surrogates, which JSON can express and UTF-8 cannot."""
+    """Replaces lone surrogates, which are valid in JSON but not in UTF-8."""
     return text.encode(errors="replace").decode()
 
 
@@ -235,8 +239,8 @@ def file_sha256(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file only once the new one is on disk: a kill or power cut loses neither."""
-    # Lone surrogates, as in names that are not UTF-8, are written as JSON's escapes.
+    """Replaces a file once the new one is on disk, so a kill or power cut leaves one intact."""
+    # Lone surrogates, such as in file names that are not UTF-8, become JSON escapes.
     with new_file(path) as partial, partial.open("w", -1, "utf-8", "backslashreplace") as file:
         file.write(text)
         file.flush()

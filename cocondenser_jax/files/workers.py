@@ -1,8 +1,8 @@
-"""Runs the tasks of a work in several processes, or on many machines by Slurm or Ray.
+"""Runs tasks in several local processes, or on many machines by Slurm or Ray.
 
-Task (i, n) makes part i of n of a result: a file or folder that is whole or absent. A task whose
-result is there does not run again. A task that fails is tried once more, and then ends all; one
-whose worker was killed runs once more after all others.
+Task (i, n) makes part i of n of a result, a file or folder that is written atomically. Finished
+tasks do not run again. A failed task is retried once; a second failure ends the whole run. A task
+whose worker was killed is retried once after all others.
 """
 
 import os
@@ -30,26 +30,26 @@ from cocondenser_jax import __version__
 from cocondenser_jax.errors import UserError, whole_message
 from cocondenser_jax.files.whole import write_text
 
-_POLL = 0.5  # seconds between two looks at a Slurm job
+_POLL = 0.5  # seconds between queries of a Slurm job
 
 
 Executor = Literal["local", "slurm", "ray"]
 
 
 class Engine(NamedTuple):
-    """What runs tasks: `tasks` of them, at most `workers` at a time."""
+    """How to run tasks."""
 
     tasks: int
-    # None: one per GPU or else CPU core of this machine; elsewhere all at once
+    # Tasks at a time; None: one per local GPU, or per CPU core; on Slurm and Ray, all at once.
     workers: int | None = None
     executor: Executor = "local"
-    options: Mapping[str, Any] = {}  # of datatrove's executor for Slurm, or of Ray's tasks
-    # Of this machine, as CUDA_VISIBLE_DEVICES names them: local worker i sees the i-th alone.
+    options: Mapping[str, Any] = {}  # for datatrove's Slurm executor, or Ray's tasks
+    # This machine's GPUs, named as in CUDA_VISIBLE_DEVICES; local worker i sees only the i-th.
     gpus: Sequence[str] = ()
 
 
 class Work(NamedTuple):
-    """What workers are to do: call a function with `task`, in a folder."""
+    """The work of each worker: to call a function with `task` in a folder."""
 
     function: Callable[..., object]
     n_tasks: int
@@ -65,14 +65,17 @@ def run_tasks(
     engine: Engine,
     work_folder: Path,
 ) -> None:
-    """Runs the tasks whose results are missing; returns once all are there.
+    """Runs the tasks with missing results; returns when all results exist.
 
     Args:
-      title: what the progress bar is called.
-      function: runs the task `task`, (i, n); a worker imports it by its name, and calls it.
-      is_done: tells whether the result of a task, from 0, is there.
-      engine: what runs the workers.
-      work_folder: for logs; all workers must see it.
+      title: the progress bar's title.
+      function: runs one task, `task`=(i, n); workers import it by name.
+      is_done: returns whether the result of task i, from 0, exists.
+      engine: how to run the tasks.
+      work_folder: the folder for logs, visible to all workers.
+
+    Raises:
+      UserError: if a task failed twice, or its worker was killed twice.
     """
     logs = (work_folder / "logs" / title).absolute()
     work = Work(function, engine.tasks, logs, Path.cwd(), __version__)
@@ -94,7 +97,7 @@ def run_tasks(
 
 
 def _run_task(work: Work, index: int) -> None:
-    """Runs a task, in a worker."""
+    """Runs a task in a worker, with one retry."""
     if work.version != __version__:
         raise UserError(
             f"a worker has version {__version__} of cocondenser-jax, expected {work.version}"
@@ -116,7 +119,7 @@ def _run_task(work: Work, index: int) -> None:
 def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
     """Runs tasks in processes of this machine.
 
-    Each worker is a pool of one process, so that a killed one costs its task alone.
+    Each worker is a pool of one process, so that a killed worker loses only its own task.
     """
     n_cores = os.cpu_count() or 1
     n_workers = engine.workers or len(engine.gpus) or n_cores
@@ -124,7 +127,7 @@ def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]"
     n_threads = max(1, n_cores // n_workers)
 
     def new_worker(gpu: str | None) -> ProcessPoolExecutor:
-        # Not a fork, which would copy locks that threads of this process hold.
+        # Not by fork, which would copy locks held by this process's threads.
         settings = (workers_end, n_threads, gpu)
         return ProcessPoolExecutor(1, get_context("spawn"), _start_worker, settings)
 
@@ -144,7 +147,7 @@ def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]"
             idle.put((worker, gpu))
         return True
 
-    # Workers inherit the mask: Ctrl-C reaches this process alone, which then ends them.
+    # Workers inherit the mask, so Ctrl-C reaches only this process, which then ends them.
     mask = (signal.SIG_BLOCK, [signal.SIGINT, signal.SIGHUP])
     with ThreadPoolExecutor(n_workers, "tasks", signal.pthread_sigmask, mask) as threads:
         try:
@@ -157,9 +160,9 @@ def _run_here(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]"
 
 
 def _start_worker(parents_end: Connection, n_threads: int, gpu: str | None) -> None:
-    """Prepares a worker, which ends when its parent closes the pipe, or is killed.
+    """Prepares a worker, which ends when its parent closes the pipe or is killed.
 
-    With a `gpu`, neither PyTorch nor JAX, which the worker loads later, sees another.
+    `gpu` is the only one that PyTorch and JAX, loaded later, will see.
     """
 
     def watch() -> None:
@@ -167,33 +170,33 @@ def _start_worker(parents_end: Connection, n_threads: int, gpu: str | None) -> N
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):  # workers share the cores
+    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):  # since workers share the cores
         os.environ.setdefault(name, f"{n_threads}")
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
 def _run_task_here(work: Work, index: int) -> None:
-    """Runs a task; SIGTERM ends this process by an exception, so that nothing half-made stays."""
+    """Runs a task; SIGTERM raises an exception, so that partial outputs are removed."""
 
     def end(*_: object) -> None:
-        signal.alarm(10)  # should a library catch the exception
+        signal.alarm(10)  # in case a library catches the exception
         raise SystemExit
 
     signal.signal(signal.SIGTERM, end)
     try:
         _run_task(work, index)
-    except SystemExit:  # the pool would catch it, and go on
+    except SystemExit:  # which the pool would catch
         os._exit(128 + signal.SIGTERM)
 
 
 def _run_on_ray(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
-    """Runs tasks on the Ray cluster of RAY_ADDRESS, or on one of this machine."""
+    """Runs tasks on the Ray cluster at RAY_ADDRESS, or on a local one."""
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    signal.signal(signal.SIGTERM, handler)  # Ray's own aborts
+    signal.signal(signal.SIGTERM, handler)  # Ray's own handler aborts
     try:
         remote = ray.remote(_run_task).options(max_retries=0, **engine.options)
     except (TypeError, ValueError) as error:
@@ -218,7 +221,7 @@ def _run_on_ray(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any
 
 
 def _run_on_slurm(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[Any]") -> None:
-    """Runs tasks in a job array of Slurm, which datatrove writes and submits."""
+    """Runs tasks in a Slurm job array, which datatrove writes and submits."""
     from datatrove.executor import SlurmPipelineExecutor
     from datatrove.utils.logging import logger
 
@@ -243,7 +246,7 @@ def _run_on_slurm(work: Work, tasks: Sequence[int], engine: Engine, bar: "tqdm[A
 
 
 def _run_task_on_slurm(work: Work, data: object, index: int, n_tasks: int) -> None:
-    """Runs a task, and notes why it failed; what datatrove calls."""
+    """Runs a task for datatrove, and records the reason of a failure."""
     try:
         _run_task(work, index)
     except UserError as error:

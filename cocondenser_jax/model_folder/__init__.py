@@ -1,1 +1,1 @@
-"""A published model in a folder: what its files say, and where they come from."""
+"""Published models in folders: downloading, reading and describing them."""

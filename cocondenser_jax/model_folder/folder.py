@@ -1,4 +1,4 @@
-"""The files of a model folder, as Hugging Face and sentence-transformers lay them out."""
+"""Files of a model folder, in the layouts of Hugging Face and sentence-transformers."""
 
 import hashlib
 import os
@@ -8,20 +8,19 @@ from pathlib import Path
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
 
-# The weights by format: in one file; or in shards, which an index names. transformers prefers the
-# first.
+# Weights by format, in one file or in shards listed by an index. transformers prefers the first.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-# The Condenser head: as we write it, or as the published research checkpoints have it.
+# The Condenser head: our file, and that of the published research checkpoints.
 OWN_HEAD = "condenser_head.safetensors"
 HEADS = (OWN_HEAD, "model.pt")
-# Of which a tokenizer is made; the merges of a BPE are beside its vocab.json.
+# Files that define a tokenizer. A BPE tokenizer has its merges next to vocab.json.
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
-# What vectors depend on: weights, those of adapters too, settings and tokenizers.
+# Files that vectors depend on: weights (also of adapters), settings and tokenizers.
 _OF_VECTORS = ("*.safetensors", "pytorch_model*.bin", "*.json", "merges.txt", *TOKENIZERS)
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """Returns the files of a folder's weights that transformers reads; none where it has none."""
+    """Returns the weight files that transformers reads in a folder; [] if there are none."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -35,7 +34,7 @@ def find_weights(folder: Path) -> list[Path]:
 
 
 def sha256_of(folder: Path, also: Sequence[Path]) -> str:
-    """Returns a hash of everything that a model depends on; see `files_of_vectors`."""
+    """Returns a SHA-256 over the names and contents of `files_of_vectors`, in hexadecimal."""
     digest = hashlib.sha256()
     for path in files_of_vectors(folder, also):
         digest.update(f"{os.path.relpath(path, folder)}\0{file_sha256(path)}\0".encode())
@@ -43,24 +42,24 @@ def sha256_of(folder: Path, also: Sequence[Path]) -> str:
 
 
 def files_of_vectors(folder: Path, also: Sequence[Path]) -> list[Path]:
-    """Returns all files that a folder's vectors depend on, those behind links too.
+    """Returns all files that a model's vectors depend on, sorted, including linked ones.
 
     Args:
-      folder: of the model.
-      also: files and folders that are read with it, wherever they are.
+      folder: the model's folder.
+      also: other files and folders that are read with it.
     """
     found = {path for path in also if path.is_file()}
     for root in (folder, *also):
         for place, _, _ in os.walk(root, followlinks=True):
             found.update(path for pattern in _OF_VECTORS for path in Path(place).glob(pattern))
-    return sorted(path for path in found if path.is_file())  # no link that leads nowhere
+    return sorted(path for path in found if path.is_file())  # without broken links
 
 
 def require_outside(folder: Path, out: Path) -> None:
-    """Raises a UserError for an output within a model's folder, where it would count as its files.
+    """Raises a UserError for an output inside a model's folder: it would become part of the model.
 
     Args:
-      folder: of the model; the name of one on the hub has none.
+      folder: the model's folder; anything else, such as a name on the Hub, is accepted.
       out: the folder to write.
     """
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):

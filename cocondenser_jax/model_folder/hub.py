@@ -1,4 +1,4 @@
-"""Downloads models of the Hugging Face Hub."""
+"""Downloads models from the Hugging Face Hub."""
 
 import re
 from pathlib import Path
@@ -12,19 +12,23 @@ _WEIGHTS = (
     ("model.safetensors", "model-*-of-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
 )
-# Beside the weights; [0-9]_*: sentence-transformers' modules.
+# All other files; [0-9]_* are the modules of sentence-transformers.
 _FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
 
 
 def require_place(name_or_folder: str | Path) -> None:
-    """Raises a UserError for what is neither a folder nor can be a model's name; asks no hub."""
+    """Raises a UserError for neither a folder nor a valid model name; does not contact the Hub."""
     path = Path(name_or_folder)
     if not path.is_dir() and (path.exists() or not _NAME.fullmatch(str(name_or_folder))):
         raise UserError(f"{name_or_folder}: no such folder, and not the name of a model on the hub")
 
 
 def find_folder(name_or_folder: str | Path) -> Path:
-    """Returns the local folder, after downloading a model of the Hub, whole and once."""
+    """Returns a model's local folder; downloads a model of the Hub unless it is cached.
+
+    Raises:
+      UserError: if there is no such folder, and the Hub and its cache have no such model.
+    """
     require_place(name_or_folder)
     path = Path(name_or_folder)
     name = str(name_or_folder)
@@ -34,7 +38,7 @@ def find_folder(name_or_folder: str | Path) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        # Many models are published in both formats; the second one is twice the download.
+        # Many models are published in both formats; fetching both would double the download.
         for weights in _WEIGHTS:
             of_two_towers = [f"*_0_Transformer/{pattern}" for pattern in weights]
             patterns = [*_FILES, *weights, *of_two_towers]
@@ -46,7 +50,7 @@ def find_folder(name_or_folder: str | Path) -> Path:
             f"{name}: no such folder, no network, and not in the hub's cache: give a folder"
             f" ({whole_message(error)})"
         ) from error
-    except Exception as error:  # also what the library that it connects by raises
+    except Exception as error:  # also errors of the library underneath, httpx
         raise UserError(
             f"{name}: no such folder, and the model cannot be had from the hub: "
             f"{whole_message(error)}"

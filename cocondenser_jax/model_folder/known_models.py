@@ -1,8 +1,8 @@
-"""What published models need whose folders do not say it: plain data, by their names on the hub.
+"""Settings that published models need but whose folders lack them, by name on the Hub.
 
-The texts before queries and passages are those with which the models' authors have them evaluated:
-the files `*_models.py` of https://github.com/embeddings-benchmark/mteb, in
-mteb/models/model_implementations.
+The prompts for queries and passages are those registered for the models in MTEB: the files
+`*_models.py` in mteb/models/model_implementations of
+https://github.com/embeddings-benchmark/mteb.
 """
 
 import re
@@ -13,9 +13,9 @@ from cocondenser_jax.representation import AS_IN_PAPERS, NOTHING_GIVEN, Given
 
 
 class KnownModel(NamedTuple):
-    """What is known of models, by their names on the hub."""
+    """Settings of a family of models on the Hub."""
 
-    names: str  # a pattern for the whole name, in small letters
+    names: str  # a regular expression for the whole name, in lower case
     prompts: Given = NOTHING_GIVEN
     plain: Given = NOTHING_GIVEN  # pooling and similarity of a folder without modules.json
     scale: float = 0.0  # see `Representation.scale`
@@ -25,7 +25,7 @@ _TO_SEARCH = Given(query_prompt="Represent this sentence for searching relevant 
 _OF_E5 = Given(query_prompt="query: ", passage_prompt="passage: ")
 
 KNOWN_MODELS = (
-    # Wang et al., arXiv 2212.03533 and 2402.05672, whose temperature is 0.01; e5_models.py.
+    # Wang et al., arXiv 2212.03533 and 2402.05672, with temperature 0.01; e5_models.py.
     KnownModel(
         r"intfloat/(multilingual-e5-(small|base|large)|e5-(small|base|large)(-v2)?)",
         _OF_E5,
@@ -47,9 +47,9 @@ KNOWN_MODELS = (
     KnownModel(r"snowflake/snowflake-arctic-embed-(m|l)-v2\.0", Given(query_prompt="query: ")),
     KnownModel(r"mixedbread-ai/mxbai-embed-large-v1", _TO_SEARCH),  # mixedbread_ai_models.py
     KnownModel(r"mongodb/mdbr-leaf-(ir|mt)", _TO_SEARCH),  # arXiv 2509.12539; mdbr_models.py
-    # Izacard et al., arXiv 2112.09118: the mean over all tokens, and the inner product.
+    # Izacard et al., arXiv 2112.09118: mean over all tokens, inner product.
     KnownModel(r"facebook/m?contriever(-msmarco)?", plain=Given(pooling="mean", similarity="dot")),
-    # Of [CLS] and the inner product: arXiv 2104.08253, 2108.05540, 2208.07670 and 2205.12035.
+    # [CLS] and inner product: arXiv 2104.08253, 2108.05540, 2208.07670 and 2205.12035.
     KnownModel(r"luyu/(co-)?condenser(-(marco|wiki|marco-retriever))?", plain=AS_IN_PAPERS),
     KnownModel(r"caskcsg/cotmae_base_(uncased|msmarco_retriever)", plain=AS_IN_PAPERS),
     KnownModel(r"shitao/retromae(_(msmarco|beir|wiki)(_finetune|_distill)?)?", plain=AS_IN_PAPERS),
@@ -57,15 +57,15 @@ KNOWN_MODELS = (
 
 
 def find_known_model(name: str) -> KnownModel | None:
-    """Returns what is known of a model by its name on the hub."""
+    """Returns the known settings of a model, by its name on the Hub; None for others."""
     found = (known for known in KNOWN_MODELS if re.fullmatch(known.names, name.lower()))
     return next(found, None)
 
 
 def find_namesake(names: Iterable[str]) -> tuple[str, Given] | None:
-    """Returns the first of some names that ends like a known model's, and the prompts of that one.
+    """Returns the first name that ends like a known model's name, and that model's prompts.
 
-    A folder of this name may hold anything, such as a model that was trained further.
+    Only a hint: the folder may hold another model, such as one trained further from it.
     """
     for name in names:
         last = name.rstrip("/").rpartition("/")[2].lower()

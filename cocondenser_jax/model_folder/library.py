@@ -1,7 +1,7 @@
-"""Model folders as transformers and sentence-transformers read them; it needs PyTorch.
+"""Reads model folders with transformers and sentence-transformers; needs PyTorch.
 
-What a model's vectors are is read off the modules that sentence-transformers itself makes of a
-folder, so they are as published by construction.
+The representation is derived from the modules that sentence-transformers itself builds from a
+folder. It therefore matches the published model by construction.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ from cocondenser_jax.model_folder.modules import (
 )
 from cocondenser_jax.representation import Representation
 
-_LAYERS = "num_hidden_layers"  # transformers' name for all families, beside a family's own
-# Without it, the libraries would ask on the terminal whether to run the code of a folder.
+_LAYERS = "num_hidden_layers"  # transformers' common name; a family may have its own, too
+# Without it, the libraries ask on the terminal whether to run a folder's own code.
 NO_CODE = {"trust_remote_code": False}
 NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": NO_CODE, "processor_kwargs": NO_CODE}
 
-# Of a Transformer module: tokens kept of any text, of a query and of a passage.
+# Attributes of a Transformer module: maximum tokens of any text, of a query, of a passage.
 _LIMITS = "max_seq_length", "query_length", "document_length"
 
 
 def require_loadable(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises a UserError for a network that the libraries would refuse, or load as another.
+    """Raises a UserError for a network that the libraries would refuse or load differently.
 
     Args:
-      folder: of the network and its tokenizer.
+      folder: the folder with the network and its tokenizer.
       config: the content of its config.json.
     """
     model_type = config.get("model_type")
@@ -54,14 +54,14 @@ def require_loadable(folder: Path, config: Mapping[str, Any]) -> None:
             f"{folder} needs code of its own (auto_map in its config.json), which is never run"
         )
     _require_layers(folder, config)
-    # transformers (5.23) computes absolute ones whatever is said.
+    # transformers (5.23) ignores the setting and always computes absolute positions.
     positions = config.get("position_embedding_type") or "absolute"
     if find_backbone(model_type) and positions != "absolute":
         raise UserError(
             f"{folder}/config.json: position_embedding_type is {positions!r}; only 'absolute' is"
             " supported"
         )
-    # transformers (5.23) makes one of special tokens alone.
+    # transformers (5.23) would make a tokenizer with nothing but special tokens.
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise UserError(
             f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt or the like"
@@ -69,7 +69,7 @@ def require_loadable(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_layers(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises a UserError for more layers than any network has: transformers makes them first."""
+    """Raises a UserError for an implausible number of layers; transformers allocates them first."""
     family = config.get("model_type")
     is_known = isinstance(family, str) and family in CONFIG_MAPPING
     synonyms = CONFIG_MAPPING[str(family)].attribute_map if is_known else {}
@@ -83,10 +83,16 @@ def _require_layers(folder: Path, config: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[None]:
-    """Silences the libraries, and turns what they raise into one line.
+    """Silences the libraries while a model loads, and turns their errors into one line.
 
-    Parameters left at random are an error too, unless their names hold one of the texts in `drawn`,
-    and so are those of another shape than config.json's.
+    Args:
+      folder: the model's folder, for messages.
+      kind: of the model, for messages.
+      drawn: substrings of the names of parameters that may be initialized at random.
+
+    Raises:
+      UserError: also if a parameter is missing from the weights, or has another shape than in
+        config.json.
     """
     missing: list[str] = []
     misshapen: list[str] = []
@@ -94,7 +100,7 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
     load = models.__dict__["from_pretrained"]
 
     def load_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # What it raises otherwise refers to a report.
+        # Without these, its errors refer to a report that is not shown.
         told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         model, info = load.__func__(cls, *args, **{**kwargs, **told})
         for name, found, expected in info["mismatched_keys"]:
@@ -104,11 +110,11 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
         )
         return model
 
-    # Progress bars for an instant's work, and a report of unused heads, would hide what matters.
+    # Hides progress bars of a fraction of a second, and a report about unused heads.
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
-    # sentence-transformers (6.2.0) does not pass on what transformers reports about loading.
+    # sentence-transformers (6.2.0) does not pass on the loading report of transformers.
     models.from_pretrained = classmethod(load_and_note)
     try:
         yield
@@ -130,13 +136,13 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
 
 
 def model_kwargs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what transformers is told of a network that is loaded for its vectors."""
+    """Returns transformers' arguments for loading a network as an encoder."""
     backbone = find_backbone(config.get("model_type"))
     return {"add_pooling_layer": False} if backbone and backbone.pooler else {}
 
 
 def require_rows(tower: Transformer, folder: Path) -> None:
-    """Raises a UserError where a token of the tokenizer has no row in the table of words."""
+    """Raises a UserError if a token of the tokenizer has no row in the embedding table."""
     network: Any = tower.auto_model
     tokenizer: Any = tower.tokenizer
     n_rows = network.get_input_embeddings().num_embeddings
@@ -149,16 +155,16 @@ def require_rows(tower: Transformer, folder: Path) -> None:
 
 
 def read_modules(folder: Path) -> tuple[Representation, bool]:
-    """Returns what the vectors of sentence-transformers' model of a folder are.
+    """Reads the representation of a folder from the modules that sentence-transformers builds.
 
-    Networks are made without their weights.
+    Networks are built without weights.
 
     Returns:
-      The representation, and whether texts are lowered before the tokenizer reads them.
+      The representation, and whether texts are lower-cased before tokenization.
 
     Raises:
-      UserError: for modules that the record cannot describe; or for two towers that make different
-        vectors.
+      UserError: for modules that `Representation` cannot describe, or two towers with different
+        representations.
     """
     with loading(folder, "bi-encoder"), _without_weights():
         model = SentenceTransformer(str(folder), device="meta", local_files_only=True)
@@ -174,7 +180,7 @@ def read_modules(folder: Path) -> tuple[Representation, bool]:
 
 @contextlib.contextmanager
 def _without_weights() -> Iterator[None]:
-    """Makes networks of their config.json alone, with no numbers in them."""
+    """Makes transformers build networks from config.json alone, without reading weights."""
     models: Any = transformers.PreTrainedModel
     load = models.__dict__["from_pretrained"]
 
@@ -190,7 +196,7 @@ def _without_weights() -> Iterator[None]:
 
 
 def _routes(model: SentenceTransformer) -> list[list[Any]]:
-    """Returns the modules of passages, and those of queries too where there are two towers."""
+    """Returns the modules of each tower: one list, or that of passages and that of queries."""
     first, *others = model
     if not isinstance(first, Router):
         return [[first, *others]]

@@ -1,4 +1,4 @@
-"""A published model as one value: opened once by folder or name, and passed on."""
+"""A published model as one value: opened once, by folder or name, then passed on."""
 
 import importlib.util
 import logging
@@ -41,36 +41,35 @@ class Network(NamedTuple):
 
     path: Path
     config: Mapping[str, Any]  # its config.json
-    weights: tuple[Path, ...]  # the files that transformers reads; (): there are none
+    weights: tuple[Path, ...]  # the files that transformers reads; () if there are none
 
     def sha256(self) -> str:
-        """Returns a hash of everything that it computes depends on."""
+        """Returns a hash of all files that its outputs depend on."""
         return sha256_of(self.path, self.weights)
 
 
 class ModelFolder(NamedTuple):
-    """A model: what its files say, read once.
+    """A model's description, read once from its files.
 
-    What reads it, in JAX or in PyTorch, reads the same: `weights` are the files that transformers
-    reads, the representation is that of sentence-transformers' modules, and `sha256` is of every
-    file that one of them reads.
+    JAX and PyTorch code read the same: the weight files of transformers and the representation of
+    sentence-transformers' modules. `sha256` covers every file that either reads.
     """
 
     name: str  # as it was given
     path: Path
-    networks: Mapping[str, Network]  # by TASKS where there are two towers, else by ""
+    networks: Mapping[str, Network]  # by TASKS if there are two towers, else by ""
     representation: Representation
     dense: tuple[Path, ...]  # the folders of the Dense layers, in their order
-    lowers_case: bool  # whether texts are lowered before the tokenizer reads them
+    lowers_case: bool  # whether texts are lower-cased before tokenization
     is_plain: bool  # whether it has no modules.json
 
     def __hash__(self) -> int:
-        """Hashes the place: a mapping has no hash."""
+        """Hashes the path, since mappings have no hash."""
         return hash(self.path)
 
     @property
     def network(self) -> Network:
-        """The network; a UserError where there are two."""
+        """The network of a model with one tower; a UserError for two."""
         if len(self.networks) > 1:
             raise UserError(f"{self.path} has two towers (a Router): expected one")
         return next(iter(self.networks.values()))
@@ -82,7 +81,7 @@ class ModelFolder(NamedTuple):
         return next((file for file in files if file.is_file()), None)
 
     def sha256(self) -> str:
-        """Returns a hash of everything that the vectors depend on."""
+        """Returns a hash of all files that the vectors depend on."""
         read = [*self.dense]
         for network in self.networks.values():
             read += [network.path, *network.weights]
@@ -92,23 +91,22 @@ class ModelFolder(NamedTuple):
 def open_model(
     name_or_folder: str | Path, given: Given | None = NOTHING_GIVEN, plain: Given = NOTHING_GIVEN
 ) -> ModelFolder:
-    """Opens a model; logs, once, what is assumed of it.
+    """Opens a model; logs each assumption once.
 
-    Where PyTorch is installed, its vectors are those of sentence-transformers' modules; else its
-    folder must be plain, or written as `modules.to_files` writes it.
+    With PyTorch, the representation comes from sentence-transformers' modules. Without it, the
+    folder must be plain or in the form that `modules.to_files` writes.
 
     Args:
-      name_or_folder: a folder of transformers or of sentence-transformers, with one tower or two;
-        or the name of a model on the hub. What is known of that name and its folder does not say
-        is taken from `known_models`.
-      given: what a user says in place of what the folder says; None: nothing is assumed or said,
-        for its vectors are known already.
-      plain: what a folder without modules.json means, where that is not what it means to
-        sentence-transformers and the model is not known.
+      name_or_folder: a folder of transformers or sentence-transformers, with one or two towers; or
+        a name on the Hub. `known_models` supplies settings that the folder lacks.
+      given: the user's settings, which override the folder's; None: assume and log nothing, since
+        the caller knows the representation.
+      plain: the settings of a folder without modules.json, if the model is unknown and they differ
+        from sentence-transformers' defaults.
 
     Raises:
-      UserError: for modules that a `Representation` does not describe; or for two towers that make
-        different vectors.
+      UserError: for modules that `Representation` cannot describe, or two towers with different
+        representations.
     """
     path = find_folder(name_or_folder)
     read = _reader(path)
@@ -137,7 +135,7 @@ def open_model(
 
 
 def open_network(name_or_folder: str | Path) -> Network:
-    """Opens the network of a cross-encoder, by its folder or the name of one on the hub."""
+    """Opens the network of a cross-encoder, by folder or by name on the Hub."""
     path = find_folder(name_or_folder)
     network = Network(path, read_object(path / NETWORK, {}), tuple(find_weights(path)))
     _require_config(network)
@@ -166,7 +164,7 @@ def is_cross_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def require_float_weights(network: Network) -> None:
-    """Raises a UserError for codes in the place of weights: they are no numbers to train."""
+    """Raises a UserError for quantized weights, which cannot be trained."""
     if quantization := network.config.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise UserError(
@@ -176,7 +174,7 @@ def require_float_weights(network: Network) -> None:
 
 
 def _reader(folder: Path) -> Callable[[str], dict[str, Any]]:
-    """Returns what reads the JSON object in a file of a folder, once; {} without a file."""
+    """Returns a cached reader of a folder's JSON objects by file name; {} for a missing file."""
     contents: dict[str, dict[str, Any]] = {}
 
     def read(name: str) -> dict[str, Any]:
@@ -190,7 +188,7 @@ def _reader(folder: Path) -> Callable[[str], dict[str, Any]]:
 def _places(
     folder: Path, modules: Any, read: Callable[[str], dict[str, Any]]
 ) -> tuple[dict[str, Network], tuple[Path, ...]]:
-    """Returns the networks of a model, and the folders of its Dense layers."""
+    """Returns a model's networks by task and the folders of its Dense layers."""
     layers = kinds_and_paths(modules)
     places = {"": layers[0][1] if layers else ""}
     if layers and layers[0][0] in ("Router", "Asym"):
@@ -206,7 +204,7 @@ def _places(
 
 
 def _towers(router: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the folders of the networks of two towers, within the model's."""
+    """Returns the network folder of each of two towers, relative to the model's folder."""
     try:
         return {task: str(router["structure"][task][0]) for task in TASKS}
     except (KeyError, TypeError, IndexError) as error:
@@ -219,7 +217,7 @@ def _published(
     networks: Mapping[str, Network],
     read: Callable[[str], dict[str, Any]],
 ) -> tuple[Representation, bool]:
-    """Returns what a folder's vectors are, and whether texts are lowered before tokenizing."""
+    """Returns a folder's representation, and whether texts are lower-cased before tokenization."""
     if modules is None:
         return module_files.from_files(None, read), False
     require_kind(read(SETTINGS))
@@ -233,13 +231,13 @@ def _published(
         return module_files.from_files(modules, read), module_files.lowers_case(read)
     except ValueError as error:
         raise ValueError(
-            f"{error}: without PyTorch, expected what `cocondenser resolve` writes where it is"
-            " installed"
+            f"{error}: without PyTorch, expected a folder that `cocondenser resolve` wrote on a"
+            " machine with PyTorch"
         ) from error
 
 
 def _complete(model: ModelFolder, given: Given, plain: Given) -> Representation:
-    """Returns a model's representation with what is known of it, assumed or given."""
+    """Completes a model's published representation by known, assumed and given settings."""
     known = find_known_model(model.name) if not Path(model.name).is_dir() else None
     published = model.representation
     assumed = published._replace(scale=known.scale) if known else published
@@ -259,27 +257,27 @@ def _complete(model: ModelFolder, given: Given, plain: Given) -> Representation:
 def _say_what_is_assumed(model: ModelFolder, assumed: Representation, *, is_known: bool) -> None:
     if is_cross_encoder(model.network.config):
         raise UserError(
-            f"{model.path} scores pairs of texts, by its config.json, and makes no vectors of them:"
-            " expected a bi-encoder (--pooling and --similarity make one of it all the same)"
+            f"{model.path} is a cross-encoder by its config.json (it scores pairs of texts):"
+            " expected a bi-encoder (--pooling and --similarity use it as one all the same)"
         )
     source = model.name if is_known else "sentence-transformers"
     log_once(
         logger,
         f"{model.path} has no {MODULES}: pooling {assumed.pooling} and similarity"
         f" {assumed.similarity} are assumed, as in {source};"
-        " --pooling and --similarity say otherwise",
+        " --pooling and --similarity override them",
     )
 
 
 def _say_which_prompts(model: ModelFolder, assumed: Representation) -> None:
-    """Names the prompts of a known model, or how to give those of one that is called so."""
+    """Logs the prompts taken from a known model, or the flags for those of a namesake."""
     if assumed.prompts:
         prompts = dict(assumed.prompts)
         log_once(
             logger,
             f"{model.path} names no prompts: those of {model.name} are used,"
             f" {query_prompt(prompts)!r} for queries and {passage_prompt(prompts)!r} for"
-            " passages; --query_prompt and --passage_prompt say otherwise",
+            " passages; --query_prompt and --passage_prompt override them",
         )
         return
     origin = str(next(iter(model.networks.values())).config.get("_name_or_path"))

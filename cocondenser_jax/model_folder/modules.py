@@ -1,6 +1,6 @@
-"""What a model's vectors are, from and to the files of sentence-transformers.
+"""Converts between `Representation` and the contents of sentence-transformers' files.
 
-The functions take and return the parsed contents of the files, and neither read nor write them.
+The functions take and return parsed contents; they do not access files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +16,16 @@ from cocondenser_jax.representation import (
 
 MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
-TASKS = ("document", "query")  # by which a model of two towers tells them apart
+TASKS = ("document", "query")  # the routes of a model with two towers
 NETWORK = "config.json"
-_KIND = "SentenceTransformer"  # of models; releases before 5 wrote none
+_KIND = "SentenceTransformer"  # the model_type; releases before 5 wrote none
 TRANSFORMER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
 NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
-# How the tokens of the last layer become a vector, by the names that all releases of
-# sentence-transformers read.
+# Poolings by the flags that all releases of sentence-transformers read.
 _MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-# What a Dense or Normalize module of sentence-transformers (6.2.0) may be told besides what `Dense`
-# holds: any other value means another computation.
+# Other settings of a Dense or Normalize module in sentence-transformers 6.2.0, and the only values
+# with which it computes what `Dense` describes.
 _USUAL = {
     "module_input_name": "sentence_embedding",
     "module_output_name": "sentence_embedding",
@@ -35,19 +34,18 @@ _USUAL = {
 
 
 def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
-    """Returns what the vectors are of a folder that is written as `to_files` writes it, or plain.
+    """Returns the representation of a plain folder, or of one in the form that `to_files` writes.
 
-    Without modules.json, they are what sentence-transformers makes of such a folder: the mean over
-    all tokens, or the last token of a network that generates text; compared by their cosine. It
-    reads no other settings there.
+    Without modules.json, it is sentence-transformers' default: mean pooling, or the last token for
+    a network that generates text, and cosine similarity.
 
     Args:
       modules: the content of modules.json; None for a folder without it.
-      read: returns the JSON object in a file of the folder; {} where there is no such file.
+      read: returns the JSON object in a file of the folder; {} if there is no such file.
 
     Raises:
-      ValueError: for a folder that is written otherwise. The message begins with a verb, for a
-        caller to put the name of the folder before it.
+      ValueError: for a folder in any other form. The message begins with a verb; the caller puts
+        the folder's name before it.
     """
     limit = _token_limit(read(_TOKENIZER))
     if modules is None:
@@ -84,12 +82,12 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
 
 
 def lowers_case(read: Callable[[str], Any]) -> bool:
-    """Returns whether a folder of `from_files` has the case of texts lowered before tokenizing."""
+    """Returns whether a folder of `from_files` lower-cases texts before tokenization."""
     return bool(read(TRANSFORMER).get("do_lower_case"))
 
 
 def require_kind(settings: Mapping[str, Any]) -> None:
-    """Raises a ValueError for a model of another kind, of which the library takes the network."""
+    """Raises a ValueError for another kind of model: the library would load its network alone."""
     kind = settings.get("model_type", _KIND)
     if kind != _KIND:
         raise ValueError(f"is a {kind!r} by its {SETTINGS}; expected {_KIND}")
@@ -107,12 +105,10 @@ def require_order(kinds: Sequence[str]) -> None:
 
 
 def similarity_of(name: str | None) -> Similarity:
-    """Returns how vectors are compared, by sentence-transformers' name.
-
-    Silence means cosine, as in sentence-transformers: releases before 3.0 did not write it down.
+    """Returns the similarity by sentence-transformers' name; None, from before 3.0, means cosine.
 
     Raises:
-      ValueError: for a measure that inner products do not rank by.
+      ValueError: for any other name than None, "cosine" or "dot".
     """
     match name:
         case None | "cosine":
@@ -131,23 +127,23 @@ def to_files(
     *,
     lowers_case: bool = False,
 ) -> dict[str, Any]:
-    """Returns the contents of a model folder's files by name, as every release reads them.
+    """Returns the contents of a model folder's files, by name, in a form that all releases read.
 
     Args:
       representation: with one of POOLINGS.
-      hidden_size: of the network.
-      longest: tokens that the network can read.
-      model_args: what transformers is told when it loads the network.
-      lowers_case: whether texts are lowered before the tokenizer reads them.
+      hidden_size: dimension of the network's token vectors.
+      longest: maximum number of tokens that the network reads.
+      model_args: transformers' arguments for loading the network.
+      lowers_case: whether texts are lower-cased before tokenization.
     """
     kinds = ["Transformer", "Pooling", *["Dense"] * len(representation.dense)]
     if representation.normalized:
         kinds.append("Normalize")
     paths = ["" if kind == "Transformer" else f"{i}_{kind}" for i, kind in enumerate(kinds)]
     pooling = {flag: representation.pooling == mode for flag, mode in _MODES.items()}
-    if not representation.include_prompt:  # releases before 2.4 do not know it
+    if not representation.include_prompt:  # unknown to releases before 2.4
         pooling["include_prompt"] = False
-    lengths = {  # only releases from 6.0 know them
+    lengths = {  # known to releases from 6.0
         "query_length": representation.query_length,
         "document_length": representation.passage_length,
     }
@@ -183,7 +179,7 @@ def to_files(
 
 
 def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the content of modules.json, as every release reads it."""
+    """Returns the content of modules.json, in a form that all releases read."""
     return [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
@@ -191,9 +187,9 @@ def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]
 
 
 def around_dense(kinds: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Splits the kinds of modules into those before Dense layers, these, and what scales after.
+    """Splits kinds of modules into those before the Dense layers, these, and final Normalizes.
 
-    Without a Dense layer, all that scales comes after.
+    Without Dense layers, all Normalize modules are final ones.
     """
     n_after = next((i for i, kind in enumerate(reversed(kinds)) if kind != "Normalize"), len(kinds))
     end = len(kinds) - n_after
@@ -202,10 +198,10 @@ def around_dense(kinds: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Se
 
 
 def kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
-    """Returns the kind and the folder of each module of modules.json.
+    """Returns the kind and folder of each module in modules.json.
 
     Raises:
-      ValueError: for a module that is not one of sentence-transformers'.
+      ValueError: for a module that does not belong to sentence-transformers.
     """
     try:
         layers = [(str(each["type"]), str(each["path"])) for each in modules or []]
@@ -218,12 +214,16 @@ def kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
 
 
 def join(path: str, name: str) -> str:
-    """Returns the name, within a model's folder, of a file in the folder of a module."""
+    """Returns the path of a module's file, relative to the model's folder."""
     return f"{path}/{name}" if path else name
 
 
 def whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
-    """Returns a whole number of a file's values, None where it says none; else a ValueError."""
+    """Returns the positive integer at `key`, or None if it is absent.
+
+    Raises:
+      ValueError: for any other value; `name` is that of the file.
+    """
     value = values.get(key)
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"has a {name} where {key} is {value!r}; expected a whole number from 1")
@@ -231,13 +231,13 @@ def whole(values: Mapping[str, Any], key: str, name: str) -> int | None:
 
 
 def _token_limit(tokenizer: Mapping[str, Any]) -> int | None:
-    """Returns how many tokens a tokenizer keeps: all that newer releases write of a model's."""
+    """Returns a tokenizer's maximum tokens, where newer releases write a model's limit."""
     limit = tokenizer.get("model_max_length")
     return limit if type(limit) is int and 0 < limit < NO_LIMIT else None
 
 
 def _pooling(config: Mapping[str, Any]) -> str:
-    """Returns the mode of a Pooling module, which older releases give as a flag for each mode."""
+    """Returns the mode of a Pooling module; older releases write one flag for each mode."""
     modes = [mode for flag, mode in _MODES.items() if config.get(flag)]
     others = {key for key, value in config.items() if value is True and key not in _MODES}
     said = config.get("pooling_mode", modes[0] if len(modes) == 1 else None)
@@ -247,7 +247,11 @@ def _pooling(config: Mapping[str, Any]) -> str:
 
 
 def dense_of(config: Mapping[str, Any]) -> Dense:
-    """Returns the linear layer of the config of a Dense module; a ValueError where it says none."""
+    """Returns the linear layer that a Dense module's config describes.
+
+    Raises:
+      ValueError: without in_features and out_features.
+    """
     defaults = Dense._field_defaults
     try:
         return Dense(
@@ -261,7 +265,7 @@ def dense_of(config: Mapping[str, Any]) -> Dense:
 
 
 def require_usual(kind: str, config: Mapping[str, Any]) -> None:
-    """Raises a ValueError for a Dense or Normalize module that computes something else."""
+    """Raises a ValueError for a Dense or Normalize module with a setting outside _USUAL."""
     for key, usual in _USUAL.items():
         if config.get(key) not in (None, usual):
             raise ValueError(f"has a {kind} module with {key} {config[key]!r}; expected {usual!r}")

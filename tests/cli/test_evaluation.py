@@ -179,5 +179,5 @@ def test_copies_of_relevant_passages_are_counted(folder, capsys, caplog):
     assert "judged itself" not in caplog.text
     assert main([*command.split(), "--data=."]) == 0
     assert capsys.readouterr().out.startswith(table)
-    said = "2 of 4 queries of other.trec, 2 of 4 queries of run.trec find, among their first 10 pa"
+    said = "2 of 4 queries of other.trec, 2 of 4 queries of run.trec have, among their first 10 pa"
     assert caplog.text.count(said) == 1

@@ -32,7 +32,6 @@ def test_relevant_passages_that_cannot_be_found_are_counted(
     assert main([*searched[command], *([f"--split={split}"] if split else [])]) == 0
     found = [record.getMessage() for record in caplog.records if "relevant" in record.getMessage()]
     expected = (
-        f"{n_missing} of the 3 passages that the judgments of {split} find relevant are not among"
-        " those that are searched"
+        f"{n_missing} of the 3 relevant passages in the judgments of {split} are not in the corpus"
     )
     assert found == [expected] * n_missing

@@ -1,1 +1,1 @@
-"""What is searched, by whom and with what result: passages, queries, judgments, runs, metrics."""
+"""Data of retrieval: passages, queries, judgments, runs, metrics and tests of significance."""

@@ -1,6 +1,6 @@
-"""Reads a data folder: passages, queries, judgments, and passages to draw negatives from.
+"""Reads a data folder: passages, queries, judgments, and candidates for negatives.
 
-Files are found one by one, so a folder may mix the layouts of docs/data.md (BEIR, MS MARCO).
+Each file is found by its own name, so a folder may mix the layouts of docs/data.md.
 """
 
 import hashlib
@@ -29,24 +29,24 @@ logger = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """What is searched for."""
+    """Queries and their judgments."""
 
     queries: dict[str, str]  # id → text
-    qrels: Qrels  # of the split; none without one
+    qrels: Qrels  # of the split; {} without a split
 
 
 def passage_text(passage: Passage, separator: str = " ") -> str:
-    """Joins a passage's title and its text, as encoders and (with a space) BM25 read it."""
+    """Joins a passage's title and text as encoders and (with a space) BM25 read it."""
     return join_title(passage.title, passage.text, separator)
 
 
 def corpus_file(source: Path) -> Path:
-    """Finds the file of passages in a data folder; a file stands for itself."""
+    """Returns the file of passages in a data folder, or `source` itself if it is a file."""
     return source if source.is_file() else _find(source, "passages")[0]
 
 
 def corpus_source(source: str | Path) -> str | Path:
-    """Returns what `read_corpus` reads: the file of passages in a data folder, or the source."""
+    """Returns what `read_corpus` opens: a data folder's file of passages, or `source`."""
     folder, pattern, columns = find_place(source)
     if not pattern and folder.is_dir() and any(_matches(folder, kind) for kind in DATA_FILES):
         file = corpus_file(folder)
@@ -56,17 +56,17 @@ def corpus_source(source: str | Path) -> str | Path:
 
 
 def judgments_file(folder: Path, split: str) -> Path:
-    """Finds the file of a split's judgments."""
+    """Returns the file of a split's judgments."""
     return _find(folder, "judgments", split)[0]
 
 
 def queries_file(folder: Path, split: str) -> Path:
-    """Finds the file of a split's queries."""
+    """Returns the file of a split's queries."""
     return _find(folder, "queries", split)[0]
 
 
 def split_files(folder: Path, split: str) -> dict[str, Path]:
-    """Finds the files that `read_corpus` and `read_split` read: corpus, judgments, queries."""
+    """Returns the files of `read_corpus` and `read_split`: corpus, judgments and queries."""
     return {
         "corpus": corpus_file(folder),
         "judgments": judgments_file(folder, split),
@@ -75,17 +75,17 @@ def split_files(folder: Path, split: str) -> dict[str, Path]:
 
 
 def is_unjudged(source: Path) -> bool:
-    """Returns whether a source has queries alone: a file of them, or a folder without judgments."""
+    """Returns whether a source is a file of queries, or a folder with queries but no judgments."""
     return source.is_file() or (
         bool(_matches(source, "queries")) and not _matches(source, "judgments")
     )
 
 
 def searched_passages(data: Path, corpus: str | Path | None) -> str | Path:
-    """Returns what `read_corpus` reads: the corpus or, without one, the folder of the queries.
+    """Returns the source of the passages to search: `corpus`, or by default the data folder.
 
     Raises:
-      UserError: if the queries are in a file instead, which has no passages.
+      UserError: without a corpus, if `data` is a file of queries.
     """
     if corpus is not None:
         return corpus
@@ -95,15 +95,15 @@ def searched_passages(data: Path, corpus: str | Path | None) -> str | Path:
 
 
 class Survey(NamedTuple):
-    """The passages of a source."""
+    """Counts and hash of a source's passages."""
 
     n_passages: int
-    sha256: str  # of ids, titles and texts, in whatever files they are
-    n_wanted: int  # how many of those that were asked for there are
+    sha256: str  # of ids, titles and texts, whatever the file format
+    n_wanted: int  # how many of the wanted ids exist
 
 
 def survey_passages(source: str | Path, wanted: Collection[str] = ()) -> Survey:
-    """Reads the passages of a source (see `read_corpus`) once; `wanted` are ids."""
+    """Reads the passages of a source (see `read_corpus`) once, and counts the ids in `wanted`."""
     digest = hashlib.sha256()
     n_passages = n_wanted = 0
     for passage in hashed(read_corpus(source), digest):
@@ -115,7 +115,7 @@ def survey_passages(source: str | Path, wanted: Collection[str] = ()) -> Survey:
 def read_corpus(source: str | Path) -> Iterator[Passage]:
     """Yields the passages of a data folder, or of any source (see `layouts.read_passages`).
 
-    Those of a data folder with judgments must have ids: judgments name passages by them.
+    In a data folder with judgments, passages must have ids, since judgments refer to them.
     """
     found = corpus_source(source)
     path = find_place(found).path
@@ -124,13 +124,13 @@ def read_corpus(source: str | Path) -> Iterator[Passage]:
 
 
 def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
-    """Reads the queries of a data folder, of a split of it, or of one file: id → text."""
+    """Reads the queries (id → text) of a data folder, of one of its splits, or of a file."""
     if split is not None:
         return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)
     queries: dict[str, str] = {}
-    for path in _find(source, "queries"):  # of MS MARCO's files, some contain others
+    for path in _find(source, "queries"):  # some of MS MARCO's files repeat others' queries
         queries |= layouts.read_queries(path)
     return queries
 
@@ -145,23 +145,23 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
 
 
 def _require_other_judgments(source: Path) -> None:
-    """Raises a UserError if `require_other_answers` does for any split of a data folder."""
+    """Calls `require_other_answers` for each split of a data folder."""
     if source.is_file():
         return
     try:
         files = _find(source, "judgments")
-    except UserError:  # nothing is judged
+    except UserError:  # there are no judgments
         return
     for file in files:
         require_other_answers(read_qrels(file))
 
 
 def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
-    """Reads queries, as `read_queries` does, and the judgments of a split.
+    """Reads queries, see `read_queries`, and the judgments of a split.
 
     Raises:
-      UserError: also if `ignore_identical_ids` would drop passages that are judged relevant, in the
-        split or, without one, in any.
+      UserError: also if `ignore_identical_ids` would drop passages that are judged relevant in the
+        split or, without a split, in any split.
     """
     if split is None:
         asked = Asked(read_queries(source), {})
@@ -175,16 +175,15 @@ def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = 
 
 
 def relevant_passages(qrels: Qrels) -> set[str]:
-    """Returns the passages that are judged relevant for some query."""
+    """Returns the passages that are judged relevant to any query."""
     return {passage for grades in qrels.values() for passage in grades if grades[passage] > 0}
 
 
 def warn_of_missing(n_found: int, relevant: Sized, split: str | None) -> None:
-    """Warns if the passages that are searched lack some that are judged relevant."""
+    """Warns if relevant passages are missing from the passages that are searched."""
     if n_found < len(relevant):
         logger.warning(
-            "%d of the %d passages that the judgments of %s find relevant are not among those that"
-            " are searched",
+            "%d of the %d relevant passages in the judgments of %s are not in the corpus",
             len(relevant) - n_found,
             len(relevant),
             split,
@@ -192,7 +191,11 @@ def warn_of_missing(n_found: int, relevant: Sized, split: str | None) -> None:
 
 
 def with_positives(qrels: Qrels) -> Qrels:
-    """Keeps the relevant passages of the queries that have some; there must be one."""
+    """Keeps the relevant passages, of the queries that have any.
+
+    Raises:
+      UserError: if no query has a relevant passage.
+    """
     relevant = {q: {p: grade for p, grade in qrels[q].items() if grade > 0} for q in qrels}
     positives = {query: passages for query, passages in relevant.items() if passages}
     if n_without := len(qrels) - len(positives):
@@ -205,9 +208,12 @@ def with_positives(qrels: Qrels) -> Qrels:
 def best_by_query(
     source: Path, queries: Collection[str], depth: int
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields each query with the first `depth` passages that a TREC run has for it.
+    """Yields each query with its first `depth` passages in a TREC run.
 
-    Queries come in the order of the run, and then, with [], those that it does not have.
+    Queries come in the run's order, followed by those without results, with [].
+
+    Raises:
+      UserError: if the run has no passage for any of the queries.
     """
     found = set()
     for query, scores in read_results(source):
@@ -226,7 +232,7 @@ def best_by_query(
 
 
 def candidates_by_query(source: Path, qrels: Qrels, depth: int) -> Iterator[tuple[str, list[str]]]:
-    """Yields what `best_by_query` does, without relevant passages."""
+    """Yields each query with its first `depth` passages in a run, without the relevant ones."""
     for query, names in best_by_query(source, qrels, depth):
         grades = qrels[query]
         yield query, [p for p in names if grades.get(p, 0) <= 0]
@@ -235,23 +241,32 @@ def candidates_by_query(source: Path, qrels: Qrels, depth: int) -> Iterator[tupl
 def read_candidates(
     source: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
-    """Reads what `candidates_by_query` yields; the corpus, `passages`, must have all of it."""
+    """Reads `candidates_by_query` into memory.
+
+    Raises:
+      UserError: also if `passages`, those of the corpus, lack a candidate.
+    """
     found = dict(candidates_by_query(source, qrels, depth))
     require_known(chain.from_iterable(found.values()), passages, "passages", source)
     return {query: found[query] for query in qrels}
 
 
 def read_texts(corpus: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields the ids and texts, as `passage_text` joins them, of what `read_corpus` reads."""
+    """Yields the id and the text, see `passage_text`, of each passage of `read_corpus`."""
     return ((passage.id, passage_text(passage)) for passage in read_corpus(corpus))
 
 
 def read_named(
     corpus: str | Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
 ) -> dict[str, Passage]:
-    """Reads by id the passages that runs or judgments name; no others are held in memory.
+    """Reads the passages that runs or judgments name, by id; keeps no others in memory.
 
-    `corpus` is what `read_corpus` takes, and must have them; `named` are (file, query → passages).
+    Args:
+      corpus: see `read_corpus`.
+      named: a file, for messages, and its passages by query.
+
+    Raises:
+      UserError: also if the corpus lacks one of them.
     """
     names: set[str] = set()
     for _, ids in named:
@@ -263,7 +278,7 @@ def read_named(
 
 
 def require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
-    """Raises a UserError if a file names ids that are not known; `what`: queries or passages."""
+    """Raises a UserError if a file names unknown ids; `what` is "queries" or "passages"."""
     unknown = list(dict.fromkeys(name for name in ids if name not in known))
     if unknown:
         raise UserError(
@@ -273,7 +288,11 @@ def require_known(ids: Iterable[str], known: Container[str], what: str, source: 
 
 
 def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
-    """Lists the files, of one split or all, that have the first name with any match."""
+    """Returns the files that match the first matching name, of one split or of all.
+
+    Raises:
+      UserError: if there is none, naming the files that exist or are expected.
+    """
     if not folder.is_dir():
         wrong = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {wrong}: expected a folder of passages, queries and judgments")
@@ -288,13 +307,13 @@ def _find(folder: Path, kind: str, split: str | None = None) -> list[Path]:
 
 
 def _matches(folder: Path, kind: str, split: str | None = None) -> list[Path]:
-    """Lists what `_find` does; nothing where there is none."""
+    """Returns the files of `_find`; [] if there are none."""
     paths = sorted(p for p in (*folder.glob("*"), *folder.glob("qrels/*")) if p.is_file())
     for name in DATA_FILES[kind]:
         files: dict[Path, Path] = {}
         for path in paths:
             if matches_data_file(path.relative_to(folder), name, split):
-                # The plain file, not its archive.
+                # A plain file takes precedence over its compressed copy.
                 files.setdefault(path.with_name(plain_name(path)), path)
         if files:
             return list(files.values())

@@ -1,7 +1,7 @@
-"""Reads passages, whatever they are in, and the files in which queries are published.
+"""Reads passages from any supported source, and queries from the formats they are published in.
 
-docs/data.md lists what is read. `corpus.sources` opens passages, `tables` reads those in .tsv,
-`trec` reads judgments. Any file may be compressed (.gz, .xz, .zst).
+docs/data.md lists the formats. `corpus.sources` opens passages, `tables` reads .tsv files, `trec`
+reads judgments. Any file may be compressed (.gz, .xz, .zst).
 """
 
 import logging
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 _IDS = ("_id", "id")
 _QUERY_IDS = (*_IDS, "query_id")
-# Lines of a .txt of queries: where each begins with a number, greater than the one before, these
-# are ids, which would be searched for as words.
+# From this number of lines on, a .txt file of queries is refused if every line begins with a number
+# greater than the previous one: these are ids, which would be searched for as words.
 _FEWEST_NUMBERED = 3
-# What an id that was made of a file's name and a number must not have in a run.
+# Characters that a run cannot hold in an id made from a file's name and a number.
 _UNFIT = re.compile(r"[\s\0%]")
 
 
@@ -48,18 +48,18 @@ class Passage(NamedTuple):
 def read_passages(source: str | Path, *, numbered: bool) -> Iterator[Passage]:
     """Yields the passages of a source (see `sources.open_records`), one at a time.
 
-    Passages without title and text are yielded too, and counted in a warning: judgments may name
-    them. Passages without ids have the number of their line or row, in a folder of several files
-    after the path of the file; a line in the log tells it. A document's URL in a table goes before
-    its title, so encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv
-    2101.08751, which put separators between them.
+    Passages without title and text are kept, since judgments may name them, and counted in a
+    warning. Passages without ids get their line or row number, after the file's path if there are
+    several files; the log says so. A document's URL in a table is put before its title, so
+    encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv 2101.08751, which put
+    separators between them.
 
     Args:
-      source: as `corpus` takes it.
-      numbered: whether passages may be without ids, all of them.
+      source: as for the command `corpus`.
+      numbered: whether all passages may lack ids.
 
     Raises:
-      UserError: also if only some have an id, or if a field of another name seems to be the id.
+      UserError: also if only some passages have an id, or if another field seems to be the id.
     """
     ids: set[str] = set()
     have_ids: bool | None = None
@@ -89,10 +89,10 @@ def read_passages(source: str | Path, *, numbered: bool) -> Iterator[Passage]:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    """Reads queries, id → text: a .tsv, a .txt or, in any other file, one JSON object a line.
+    """Reads queries, id → text, from a .tsv file, a .txt file or JSON lines (any other name).
 
-    A .txt file has TREC's topics, `<top>` to `</top>`, or lines of id and query where its name
-    begins with `topics.`, as Anserini's; in others each line is a query, and its number the id.
+    A .txt file holds TREC topics, `<top>` to `</top>`, or one query per line. In files named
+    `topics.*`, as Anserini's, a line is an id, a tab and the query; in others its number is the id.
     """
     queries: dict[str, str] = {}
     for where, fields in _read_lines(path):
@@ -127,7 +127,7 @@ def _string(fields: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def _require_numbers(record: Record, source: str | Path, numbered: bool) -> None:
-    """Logs that passages are numbered; raises a UserError where they must have an id."""
+    """Logs that passages are numbered; raises a UserError if they must have ids."""
     for name in filter(names_an_id, record.fields):
         raise UserError(f"{record.where} has no `_id`, but `{name}`: rename that to `_id`")
     if not numbered:
@@ -171,7 +171,7 @@ def _read_text(
 
 
 def _without_ids(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yields lines; raises a UserError after the last where each began with a number, rising."""
+    """Yields lines; raises a UserError at the end if each began with an increasing number."""
     last, n_rising, n_lines = -1, 0, 0
     for number, line in lines:
         n_lines += 1
@@ -190,7 +190,7 @@ def _without_ids(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple
 def _read_topics(
     path: Path, lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Reads TREC's topics; a query is the title, its id the number as judgments write it."""
+    """Reads TREC topics: the title is the query, the number its id, in the form of judgments."""
     topic: list[str] = []
     begin = 0
     for number, line in lines:
@@ -213,14 +213,18 @@ def _parse_topic(where: str, topic: str) -> dict[str, str]:
 
 
 def _find_id(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Returns the first id that is not null; None where there is none."""
+    """Returns the first id that is not null; None if there is none."""
     return next((fields[name] for name in names if fields.get(name) is not None), None)
 
 
 def _read_new_id(
     fields: Mapping[str, Any], names: Sequence[str], ids: Container[str], where: str
 ) -> str:
-    """Reads the id of a passage or a query; an integer is taken as a string."""
+    """Reads the id of a passage or query; integers become strings.
+
+    Raises:
+      UserError: if the id is missing, no string or integer, or occurred before (`ids`).
+    """
     value = decode(_find_id(fields, names), "_id", where)
     if value is None:
         raise UserError(f"{where}: the field {names[0]!r} is missing")

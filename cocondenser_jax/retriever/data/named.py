@@ -1,6 +1,6 @@
-"""Data folders by the names of published collections: beir:scifact, nano:SciFact, ir:vaswani.
+"""Downloads published collections by name: beir:scifact, nano:SciFact, ir:vaswani.
 
-A collection is fetched once, and written in BEIR's layout to $COCONDENSER_CACHE, or
+A collection is downloaded once and stored in BEIR's layout in $COCONDENSER_CACHE, or
 ~/.cache/cocondenser.
 """
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 NAMED = "beir:NAME, nano:NAME or ir:NAME (docs/data.md)"
 _BEIR_URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets/{}.zip"
-# The archives of BEIR (Thakur et al., arXiv 2104.08663) and the MD5 that its authors publish.
+# BEIR's archives (Thakur et al., arXiv 2104.08663) and the MD5 hashes published by its authors.
 _BEIR = {
     "arguana": "8ad3e3c2a5867cdced806d6503f29b99",
     "climate-fever": "8b66f0a9126c521bae2bde127b4dc99d",
@@ -47,25 +47,29 @@ _BEIR = {
     "trec-covid": "ce62140cb23feb9becf6270d0d1fe6d1",
     "webis-touche2020": "46f650ba5a527fc69e0a6521c5a23563",
 }
-# CQADupStack's archive has a collection for each forum: beir:cqadupstack/english.
+# CQADupStack's archive contains one collection per forum: beir:cqadupstack/english.
 _FORUMS = (
     *("android", "english", "gaming", "gis", "mathematica", "physics"),
     *("programmers", "stats", "tex", "unix", "webmasters", "wordpress"),
 )
-# Of NanoBEIR, as sentence-transformers reads it: 50 queries of each, among few passages.
+# NanoBEIR as in sentence-transformers: 50 queries of each collection, with few passages.
 _NANO_DATASET = "sentence-transformers/NanoBEIR-en"
 _NANO = (
     *("ArguAna", "ClimateFEVER", "DBPedia", "FEVER", "FiQA2018", "HotpotQA", "MSMARCO"),
     *("NFCorpus", "NQ", "QuoraRetrieval", "SCIDOCS", "SciFact", "Touche2020"),
 )
-_SPLIT = "test"  # of the judgments of a source that has one kind
+_SPLIT = "test"  # the split of a source with a single set of judgments
 _MEMBER = re.compile(r"(corpus|queries)\.jsonl|qrels/[^/]+\.tsv")
 _BYTES_AT_ONCE = 1 << 20
 _TIMEOUT = 60  # seconds without an answer
 
 
 def find_data(name: str | Path) -> str | Path:
-    """Returns the data folder of a named collection, fetched once; any other value as it is."""
+    """Returns the data folder of a named collection, downloaded once; other values unchanged.
+
+    Raises:
+      UserError: for an unknown name, or a download that fails.
+    """
     scheme, colon, rest = str(name).partition(":")
     if not colon or scheme not in _FETCH or Path(name).exists():
         return name
@@ -95,7 +99,7 @@ def _fetch_beir(name: str, folder: Path) -> None:
 
 
 def _download(url: str, path: Path) -> str:
-    """Fetches a file; returns its MD5."""
+    """Downloads a file; returns its MD5 in hexadecimal."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, path.open("wb") as file:
@@ -106,14 +110,14 @@ def _download(url: str, path: Path) -> str:
                     digest.update(block)
                     file.write(block)
                     bar.update(len(block))
-    except OSError as error:  # urllib's are
+    except OSError as error:  # the base class of urllib's errors
         reason = getattr(error, "reason", error)
         raise UserError(f"{url} cannot be fetched: {reason}") from error
     return digest.hexdigest()
 
 
 def _unpack(archive: Path, place: PurePosixPath, folder: Path) -> None:
-    """Extracts the files of a data folder that lie at `place` in a zip archive."""
+    """Extracts a data folder's files, found at `place` in a zip archive, to `folder`."""
     with zipfile.ZipFile(archive) as opened:
         for member in opened.namelist():
             path = PurePosixPath(member)

@@ -1,4 +1,4 @@
-"""Searches a small collection by vectors of a model that still trains, for pre-training."""
+"""Evaluates a model during pre-training by searching a small collection."""
 
 import hashlib
 import heapq
@@ -13,34 +13,37 @@ from cocondenser_jax.retriever.data import folder as collection
 from cocondenser_jax.retriever.data.identical_ids import own_answers
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 
-# From queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`.
+# Maps queries, and passages as (title, text), to `queries_QxD` and `passages_PxD`.
 Encode = Callable[[Sequence[str], Sequence[tuple[str, str]]], tuple[np.ndarray, np.ndarray]]
 
-# The metrics of a search, and the names of their values.
+# Metrics of a search, and their names in the log.
 SEARCH_METRICS = {"nDCG@10": "ndcg_at_10", "Recall@100": "recall_at_100"}
 _DEPTH = 100  # passages per query
 
 
 def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode], dict[str, float]]:
-    """Returns a function of a model's `encode` that searches a sample of a folder's passages.
+    """Returns a function that searches a sample of a folder's passages with a model's `encode`.
 
-    Scores are inner products. A passage with the query's id is found only if it is judged relevant
+    Scores are inner products. A passage with its query's id counts only if it is judged relevant
     (see `identical_ids`).
 
     Args:
       folder: a data folder.
-      split: of its queries and judgments.
-      n_passages: size of the sample, which holds all that are relevant; 0: all.
+      split: the split of its queries and judgments.
+      n_passages: size of the sample, which contains all relevant passages; 0: all passages.
+
+    Returns:
+      A function from `encode` to the values of SEARCH_METRICS.
 
     Raises:
-      UserError: if the folder cannot be read, or judges no passage relevant.
+      UserError: if the folder cannot be read, or no passage is judged relevant.
     """
     queries, qrels = collection.read_split(folder, split)
     relevant = collection.relevant_passages(qrels)
     source = collection.judgments_file(folder, split)
     if not relevant:
         raise UserError(f"{source} judges no passage relevant")
-    # By a hash of their names. All that are relevant come last: of equal scores they lose.
+    # Sampled by a hash of their ids. Relevant passages come last, so that they lose ties.
     passages = heapq.nsmallest(
         max(n_passages, len(relevant)) if n_passages else sys.maxsize,
         collection.read_corpus(folder),

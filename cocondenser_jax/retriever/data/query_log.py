@@ -1,4 +1,4 @@
-"""Queries without judgments, such as those that a search engine has logged."""
+"""Reads queries without judgments, such as those of a search engine's log."""
 
 import logging
 from collections.abc import Mapping
@@ -18,14 +18,16 @@ _SEED = 0
 
 
 def read_log(source: Path) -> dict[str, str]:
-    """Reads different queries: id → text; what is left out is counted in a warning.
+    """Reads the distinct queries of a log: id → text.
 
-    A query is left out if it is empty, or has the words of an earlier one, whatever their case and
-    the white space between them.
+    Omits, and counts in a warning, queries that are empty or that repeat an earlier one except for
+    case and white space.
 
     Args:
-      source: a data folder, of which all queries are read, or a file: a .txt file with a query on
-        each line, which its number names, a .tsv or a .jsonl file (see `layouts.read_queries`).
+      source: a data folder, or a .txt, .tsv or .jsonl file (see `layouts.read_queries`).
+
+    Raises:
+      UserError: also for fewer than two distinct queries.
     """
     if source.is_file() and plain_suffix(source) not in _SUFFIXES:
         raise UserError(
@@ -56,7 +58,7 @@ def read_log(source: Path) -> dict[str, str]:
 
 
 def draw_queries(queries: Mapping[str, str], n: int) -> dict[str, str]:
-    """Draws `n` queries at random, always the same, in their order; all if there are no more."""
+    """Draws `n` queries, or all if there are fewer, with a fixed seed; keeps their order."""
     names = list(queries)
     if len(names) <= n:
         return dict(queries)

@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_METRICS = ("MRR@10", "Recall@100", "nDCG@10")
 
-# ir-measures' default would also start programs that fail on ids which trec_eval accepts.
+# ir-measures' default also starts programs that fail on some ids that trec_eval accepts.
 _PROVIDER = ir_measures.providers.FallbackProvider(
     [ir_measures.pytrec_eval, ir_measures.msmarco, ir_measures.judged]
 )
 
 
 class Metrics(TypedDict):
-    """What a run scores: metric → mean, and query → metric → value."""
+    """The metrics of a run: metric → mean, and query → metric → value."""
 
     mean: dict[str, float]
     per_query: dict[str, dict[str, float]]
@@ -44,17 +44,18 @@ def evaluate_run(
     """Computes retrieval metrics, averaged over all judged queries.
 
     A judged query without results or without a relevant passage counts as 0, as with trec_eval -c.
-    Results of other queries are ignored. Ties keep the run's order, as in `trec.write_run`. Warns
-    of a metric that is 0 for every query, and of one that is deeper than any ranking.
+    Results of unjudged queries are ignored. Ties keep the run's order, as in `trec.write_run`.
+    Warns of metrics that are 0 for every query, and of metrics with a cutoff beyond all rankings.
 
     Args:
-      qrels: the judgments; a grade below 0 is "in the pool, not judged", as in trec_eval: infAP,
-        Bpref and metrics of judged passages alone tell it from 0.
+      qrels: the judgments; a grade below 0 means "in the pool, not judged", as in trec_eval, which
+        only infAP, Bpref and metrics over judged passages distinguish from 0.
       run: the results.
-      metrics: any of trec_eval's, by the names of ir-measures, such as MRR@10 or ndcg@10; the
-        results have them as ir-measures spells them.
-      ignore_identical_ids: drop results whose id is their query's (see `drop_identical_ids`).
-      name: of the run, for warnings.
+      metrics: metrics of trec_eval, by the names of ir-measures in any case, such as MRR@10 or
+        ndcg@10; returned in the spelling of ir-measures.
+      ignore_identical_ids: whether to drop passages with their query's id (see
+        `drop_identical_ids`).
+      name: the run's name, for warnings.
 
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
@@ -68,7 +69,7 @@ def evaluate_run(
     check_results(run, qrels, "judged", name)
     cutoffs = {metric: measure.params.get("cutoff", 0) for metric, measure in measures.items()}
     warn_of_cutoffs(name, run, cutoffs)
-    # Ranks instead of scores: exact, distinct, and the same for every provider of ir-measures.
+    # Ranks replace scores: they are exact, distinct, and equal for all providers of ir-measures.
     by_rank = {
         query: {passage: -float(rank) for rank, (passage, _) in enumerate(ranked(run[query]))}
         for query in qrels
@@ -76,8 +77,8 @@ def evaluate_run(
     }
     per_query = {query: dict.fromkeys(measures, 0.0) for query in qrels}
     if by_rank:
-        # -1 is "in the pool, not judged". Less would be counted before the beginning of trec_eval's
-        # array of grades.
+        # -1 means "in the pool, not judged". Lower grades would index trec_eval's array of grades
+        # before its start.
         grades = {
             query: {passage: max(grade, -1) for passage, grade in judgments.items()}
             for query, judgments in qrels.items()
@@ -101,16 +102,15 @@ def evaluate_run(
 
 
 def require_results(run: Run, qrels: Qrels, name: object) -> None:
-    """Raises a UserError for a run, by its name, that has no result for any judged query."""
+    """Raises a UserError for a run without results for any judged query; `name` is the run's."""
     if not any(run.get(query) for query in qrels):
         raise UserError(
-            f"{name} has no result for any of the {len(qrels)} judged queries: there is nothing to"
-            " compare"
+            f"{name} has no result for any of the {len(qrels)} judged queries: nothing to compare"
         )
 
 
 def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Averages each metric of query → metric → value."""
+    """Averages each metric over the queries of query → metric → value."""
     names = next(iter(per_query.values()))
     return {name: fmean(values[name] for values in per_query.values()) for name in names}
 
@@ -118,10 +118,14 @@ def mean_over_queries(per_query: Mapping[str, Mapping[str, float]]) -> dict[str,
 def check_results(run: Run, queries: Collection[str], having: str, name: str) -> None:
     """Warns of queries without results.
 
-    `having` is "judged" or "answered", and `name` the run's, for the messages.
+    Args:
+      run: the results.
+      queries: the ids of the queries.
+      having: "judged" or "answered", for messages.
+      name: the run's name, for messages.
 
     Raises:
-      UserError: if there is no query, or if the run has results for other queries only.
+      UserError: if there are no queries, or if the run has results only for others.
     """
     if not queries:
         raise UserError(f"there are no {having} queries to evaluate")
@@ -139,7 +143,7 @@ def check_results(run: Run, queries: Collection[str], having: str, name: str) ->
 
 
 def warn_of_cutoffs(name: str, run: Run, cutoffs: Mapping[str, int]) -> None:
-    """Warns once of metrics (name → cutoff) that are deeper than any ranking of a run."""
+    """Warns once of metrics with a cutoff (name → cutoff) beyond all rankings of a run."""
     depth = max(map(len, run.values()), default=0)
     if depth and (cut := [metric for metric, cutoff in cutoffs.items() if cutoff > depth]):
         stop = "stops" if len(cut) == 1 else "stop"
@@ -150,7 +154,7 @@ def warn_of_cutoffs(name: str, run: Run, cutoffs: Mapping[str, int]) -> None:
 
 
 def metric_name(typed: str) -> str:
-    """Returns a metric's name as ir-measures spells it, of one typed in any case: "ndcg@10"."""
+    """Returns the spelling of ir-measures for a metric in any case, such as "ndcg@10"."""
     kind = re.match(r"[^\W\d]*", typed)[0]  # type: ignore[index]  # it always matches
     known = ir_measures.measures.registry
     alike = [name for name in known if name.lower() == kind.lower()]
@@ -158,10 +162,10 @@ def metric_name(typed: str) -> str:
 
 
 def parse_metric(name: str) -> ir_measures.Measure:
-    """Returns a metric by its name; raises a UserError for one that cannot be computed."""
+    """Returns a metric by name; raises a UserError if it is unknown or cannot be computed."""
     try:
         metric = ir_measures.parse_measure(metric_name(name))
-        # ir-measures lets through 0, at which trec_eval ends the process, and what it cannot count.
+        # ir-measures accepts 0, on which trec_eval aborts the process, and too large numbers.
         numbers = [metric.params.get(name, 1) for name in ("cutoff", "rel")]
         in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
         known = in_range and _PROVIDER.supports(metric)

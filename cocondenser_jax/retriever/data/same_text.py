@@ -1,4 +1,4 @@
-"""Passages with the same text under several ids, of which judgments may name one."""
+"""Passages with the same text under several ids, only some of which may be judged."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,18 +8,18 @@ from cocondenser_jax.retriever.data.trec import Qrels, Results, first_passages
 
 logger = logging.getLogger(__name__)
 
-DEPTH = 10  # passages of a ranking in which copies are counted
+DEPTH = 10  # first passages of a ranking, in which copies are counted
 
-# Of judged queries: id → the DEPTH best passages.
+# The DEPTH best passages of each judged query.
 Firsts = Mapping[str, Sequence[str]]
-# From the ids of passages to ids and texts: of these that are there, perhaps of others too.
+# Maps ids of passages to ids and texts: those that exist, and possibly others.
 Texts = Callable[[set[str]], Iterable[tuple[str, str]]]
 
 
 def text_key(text: str) -> int:
-    """Returns a number of 64 bits, the same for texts that differ in white space and capitals.
+    """Returns a 64-bit hash of a text that ignores white space and case.
 
-    It is another in each process, and the same for other texts with a probability of 2^-64.
+    It differs between processes. Two other texts have the same hash with a probability of 2^-64.
     """
     return hash(" ".join(text.casefold().split()))
 
@@ -27,12 +27,12 @@ def text_key(text: str) -> int:
 def with_copies(
     relevant: Qrels, known: Iterable[tuple[str, str]], passages: Iterable[tuple[str, str]]
 ) -> Qrels:
-    """Adds to the relevant passages of each query those with the same text.
+    """Adds to each query's relevant passages the passages with the same text.
 
     Args:
       relevant: the relevant passages of each query.
-      known: ids and texts of the relevant passages that are there, perhaps of others too.
-      passages: ids and texts of all.
+      known: ids and texts of the relevant passages that exist, and possibly of others.
+      passages: ids and texts of all passages.
     """
     names = {*chain.from_iterable(relevant.values())}
     key_of = {name: text_key(text) for name, text in known if name in names}
@@ -53,12 +53,12 @@ def with_copies(
 
 
 def count_added(relevant: Qrels, expanded: Qrels) -> int:
-    """Counts the (query, passage) that `with_copies` added."""
+    """Counts the pairs of query and passage that `with_copies` added."""
     return sum(map(len, expanded.values())) - sum(map(len, relevant.values()))
 
 
 def note_firsts(results: Results, qrels: Qrels, firsts: dict[str, Sequence[str]]) -> Results:
-    """Yields results, and writes the first passages of judged queries to `firsts`."""
+    """Yields results, and stores the first passages of judged queries in `firsts`."""
     for query, scores in results:
         if query in qrels:
             firsts[query] = first_passages(scores, DEPTH)
@@ -66,14 +66,14 @@ def note_firsts(results: Results, qrels: Qrels, firsts: dict[str, Sequence[str]]
 
 
 def count_copies(rankings: Mapping[str, Firsts], qrels: Qrels, texts: Texts) -> dict[str, int]:
-    """Counts, for each ranking, the queries that find copies of a relevant passage.
+    """Counts, for each ranking, the queries that find a copy of a relevant passage.
 
-    A copy is a passage with its text that is not judged itself.
+    A copy is an unjudged passage with the text of a relevant one.
 
     Args:
-      rankings: name → the first passages of the judged queries.
+      rankings: the first passages of the judged queries, by the ranking's name.
       qrels: the judgments.
-      texts: of the passages; those that are not named are not kept.
+      texts: returns texts by id; those of other ids are ignored.
     """
     named = {name for grades in qrels.values() for name, grade in grades.items() if grade > 0}
     for first in rankings.values():
@@ -91,13 +91,13 @@ def count_copies(rankings: Mapping[str, Firsts], qrels: Qrels, texts: Texts) -> 
 
 
 def warn_of_copies(rankings: Mapping[str, Firsts], qrels: Qrels, texts: Texts) -> None:
-    """Logs in one line what `count_copies` counts, if any; metrics stay as trec_eval's."""
+    """Logs the counts of `count_copies`, if any, in one line; metrics remain trec_eval's."""
     counts = count_copies(rankings, qrels, texts)
     if found := [f"{n} of {len(qrels)} queries of {name}" for name, n in counts.items() if n]:
         logger.warning(
-            "%s find, among their first %d passages, one with the text of a relevant passage that"
-            " is not judged itself: it counts as not relevant, as in trec_eval, so that the metrics"
-            " are too low (judge copies, or leave them out of the passages)",
+            "%s have, among their first %d passages, an unjudged copy of a relevant passage: it"
+            " counts as not relevant, as in trec_eval, so the metrics are too low (judge copies, or"
+            " remove them from the corpus)",
             ", ".join(found),
             DEPTH,
         )

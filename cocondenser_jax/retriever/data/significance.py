@@ -6,28 +6,28 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypedDict, TypeVar
 
 import numpy as np
-import scipy  # loads its parts when they are asked for
+import scipy  # loads its modules on first use
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.ranking import mean_over_queries
 
-_ASSIGNMENTS = 10_000  # drawn where there are more: p-values near 0.05 are then within 0.01
-LEAST_P = 2 / _ASSIGNMENTS  # the bound, 2 / 10,001 rounded up, where none drawn is as extreme
-SIGNIFICANCE_LEVEL = 0.05  # a difference counts if its p is lower
+_ASSIGNMENTS = 10_000  # sampled if there are more: p-values near 0.05 are then within 0.01
+LEAST_P = 2 / _ASSIGNMENTS  # bound if no sample is as extreme: 2 / 10,001, rounded up
+SIGNIFICANCE_LEVEL = 0.05  # a difference is significant if its p is lower
 _CONFIDENCE = 0.95  # of intervals
-_POWER = 0.8  # the chance that a difference of `detectable` is found
+_POWER = 0.8  # the probability of detecting a difference of `detectable`
 _RESAMPLES = 10_000
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 class Comparison(TypedDict):
-    """How two runs differ in a metric, over the same queries."""
+    """The difference of two runs in a metric, over the same queries."""
 
     mean: float
     other_mean: float
     difference: float  # mean - other_mean
-    interval: list[float]  # of the difference, from and to: paired bootstrap, 95 %
+    interval: list[float]  # of the difference, low and high: paired bootstrap, 95 %
     detectable: float | None  # see `detectable_difference`
     t_test_p: float
     randomization_p: float  # 1 for runs without a difference
@@ -41,15 +41,21 @@ def compare(
 ) -> dict[str, Comparison]:
     """Compares two runs on the same queries, metric by metric, by two paired two-sided tests.
 
-    Student's t-test asks how many standard errors the mean difference is from 0; Fisher's
-    randomization test (Smucker, Allan & Carterette, CIKM 2007) how often a difference at least as
-    large arises when each query's values are assigned to the runs at random, by a fixed seed; with
-    few queries, in every way. The interval is that of the paired bootstrap (Efron, 1979): the
-    2.5th and 97.5th percentile of the mean over as many queries, drawn with replacement. Each run
-    is query → metric → value, as in `Metrics`.
+    Student's t-test measures the mean difference in standard errors. Fisher's randomization test
+    (Smucker, Allan & Carterette, CIKM 2007) measures how often a difference at least as large
+    arises when each query's two values are assigned to the runs at random, with a fixed seed; with
+    few queries, all assignments are tried. The interval is the 2.5th to the 97.5th percentile of
+    the paired bootstrap (Efron, 1979): the mean over as many queries, drawn with replacement.
+
+    Args:
+      per_query: query → metric → value, as in `Metrics`.
+      other: the same of the other run.
 
     Returns:
-      metric → what `per_query` has more than `other`.
+      The comparison of each metric; differences are `per_query` minus `other`.
+
+    Raises:
+      UserError: for runs with different queries, or with fewer than two.
     """
     if per_query.keys() != other.keys():
         raise UserError("the runs to compare were evaluated on different queries")
@@ -78,7 +84,7 @@ def compare(
 
 
 def swap(comparison: Comparison) -> Comparison:
-    """Returns a comparison seen from the other run."""
+    """Returns a comparison with the roles of the runs exchanged."""
     low, high = comparison["interval"]
     return {
         **comparison,
@@ -92,13 +98,13 @@ def swap(comparison: Comparison) -> Comparison:
 
 
 def detectable_difference(differences_Q: np.ndarray) -> float | None:
-    """Returns the smallest mean difference that these queries show with a chance of 80 %.
+    """Returns the smallest mean difference that n queries detect with a power of 80 %.
 
     (t(1 - α/2) + t(0.8)) · s / √n, with α = 0.05, t the quantiles of Student's distribution with
-    n - 1 degrees of freedom, and s the standard deviation of the differences as they were observed
-    (Lachin, Controlled Clinical Trials 2, 1981, with t for the normal distribution). It is that of
-    the t-test, which the randomization test comes close to. None for up to 5 queries: with them,
-    the smallest p of all assignments, 2 / 2ⁿ, is above α.
+    n - 1 degrees of freedom, and s the standard deviation of the observed differences (Lachin,
+    Controlled Clinical Trials 2, 1981, with t instead of the normal distribution). This is for the
+    t-test; the randomization test is close to it. None for n ≤ 5, since the smallest p of all
+    assignments, 2 / 2ⁿ, is then above α.
     """
     n = len(differences_Q)
     if 2 / 2**n >= SIGNIFICANCE_LEVEL:
@@ -108,10 +114,10 @@ def detectable_difference(differences_Q: np.ndarray) -> float | None:
 
 
 def correct(p_values: Mapping[Name, float]) -> dict[Name, float]:
-    """Corrects the p-values of all tests of a table for their number, by name (Holm, 1979).
+    """Corrects p-values, by name, for the number of tests in a table (Holm, 1979).
 
-    Of m tests, the k-th smallest p is multiplied by m + 1 - k, and is no smaller than the one
-    before it. The chance of any false finding in the table is then p at most.
+    Of m tests, the k-th smallest p is multiplied by m + 1 - k, and raised to the previous one if
+    lower. This bounds the probability of any false finding in the table.
     """
     corrected: dict[Name, float] = {}
     largest = 0.0
@@ -123,7 +129,7 @@ def correct(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def format_p(p: float, n_tests: int = 1) -> str:
-    """Formats a randomization p, corrected for `n_tests`; one too small to tell is a bound."""
+    """Formats a randomization p, corrected for `n_tests`; a very small one as a bound."""
     bound = "≤ " if p <= n_tests * LEAST_P else ""
     return f"{bound}{p:.2g}"
 
@@ -135,7 +141,7 @@ def format_interval(interval: Sequence[float], digits: int = 3) -> str:
 
 def _t_test_p(values_Q: np.ndarray, other_values_Q: np.ndarray) -> float:
     with warnings.catch_warnings():
-        # Equal differences have a standard error of 0: p is 0, or NaN where they are all 0.
+        # With equal differences the standard error is 0: p is 0, or NaN if they are all 0.
         warnings.simplefilter("ignore", RuntimeWarning)
         return float(np.nan_to_num(scipy.stats.ttest_rel(values_Q, other_values_Q).pvalue, nan=1.0))
 
@@ -154,11 +160,11 @@ def _interval(differences_Q: np.ndarray) -> list[float]:
 
 
 def _randomization_p(differences_Q: np.ndarray) -> float:
-    # Differences of 0 change no sum.
+    # Differences of 0 do not change any sum.
     nonzero_Q = differences_Q[differences_Q != 0]
-    if len(nonzero_Q) < 2:  # a single one is as large with either sign
+    if len(nonzero_Q) < 2:  # a single difference is equally large with either sign
         return 1.0
-    # For one sample scipy draws signs: swapping two values changes the sign of their difference.
+    # With one sample, scipy draws signs: swapping two values flips the sign of their difference.
     test = scipy.stats.permutation_test(
         (nonzero_Q,),
         np.sum,

@@ -1,4 +1,4 @@
-"""Texts by their ids in a file of SQLite: memory holds what is looked up.
+"""Texts by id in an SQLite file, so that only looked-up texts are in memory.
 
 A collection of 21 million passages takes 15 GiB as a dict, in each process.
 """
@@ -15,7 +15,7 @@ from cocondenser_jax.errors import UserError
 
 
 def write_texts(path: Path, texts: Iterable[tuple[str, str]]) -> None:
-    """Writes ids with texts, for `StoredTexts`; what kills it leaves a file that is of no use."""
+    """Writes ids and texts for `StoredTexts`; if killed, it leaves an unusable file."""
     rows = ((place, name, text) for place, (name, text) in enumerate(texts))
     try:
         with closing(sqlite3.connect(path)) as database:
@@ -30,7 +30,7 @@ def write_texts(path: Path, texts: Iterable[tuple[str, str]]) -> None:
 
 
 class StoredTexts(Mapping[str, str]):
-    """Id → text, of a file that `write_texts` wrote; each process opens it for itself."""
+    """Id → text, from a file of `write_texts`; each process opens its own connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,17 +57,17 @@ class StoredTexts(Mapping[str, str]):
         return isinstance(name, str) and row is not None
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Yields all ids with their texts, in one reading of the file."""
+        """Yields all ids and texts in one pass over the file."""
         return iter(self._rows("select id, text from texts order by place"))
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Returns those ids that the file does not have."""
+        """Returns the ids that the file does not contain."""
         statement = "select id from texts where id in (select value from json_each(?))"
         known = {name for (name,) in self._rows(statement, json.dumps(names))}
         return [name for name in names if name not in known]
 
     def ids(self, places: Iterable[int]) -> list[str]:
-        """Returns the ids at places, from 0, in their order in the file."""
+        """Returns the ids at the given places, from 0, in the order of the file."""
         statement = "select id from texts where place in (select value from json_each(?))"
         return [name for (name,) in self._rows(statement, json.dumps([*places]))]
 
@@ -79,5 +79,5 @@ class StoredTexts(Mapping[str, str]):
         return self._opened[1].execute(statement, values)
 
     def _row(self, statement: str, *values: object) -> Any:
-        """Returns the first row that a statement finds; None if there is none."""
+        """Returns the first row of a statement's result; None if it is empty."""
         return self._rows(statement, *values).fetchone()

@@ -17,37 +17,40 @@ from cocondenser_jax.files.whole import new_file, numbered_lines
 
 logger = logging.getLogger(__name__)
 
-# A run gives each query its passages with scores; ties keep the order of insertion.
+# Query → passage → score; ties keep the order of insertion.
 Run = dict[str, dict[str, float]]
-# The same, a query at a time: what is not held in memory as a whole.
+# The same, one query at a time, so that a run need not fit in memory.
 Results = Iterable[tuple[str, dict[str, float]]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
-# Judgments give each query its judged passages with a grade; above 0 is relevant.
+# Query → judged passage → grade; above 0 is relevant.
 Qrels = dict[str, dict[str, int]]
 Name = TypeVar("Name")  # of a passage: its id, or its row in an index
-# What a header of judgments calls its columns, see `tables.find_columns`; and where they stand
-# without one, by their number. Beside an id, `query` and `passage` may be texts.
+# The columns of judgments: their synonyms in a header (see `tables.find_columns`), and their places
+# by the number of columns. In a form with ids, `query` and `passage` are texts.
 _JUDGMENT_NAMES = {
     "queryid": ("query", "qid", "topic", "topicid"),
     "corpusid": ("passage", "passageid", "pid", "docid", "docno", "documentid"),
     "grade": ("score", "rel", "relevance", "label", "judgment"),
 }
-_JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}  # of three, with a header alone
+_JUDGMENT_PLACES = {3: (0, 1, 2), 4: (0, 2, 3)}  # three only with a header
 
 
 def read_qrels(path: Path) -> Qrels:
     """Reads judgments in the format of BEIR, MS MARCO or TREC.
 
     BEIR's lines are `query-id<TAB>corpus-id<TAB>score`, below a header; those of TREC and MS MARCO
-    `query 0 passage grade`, separated by spaces or tabs. A header names the columns. Three
-    columns without one may be a run of MS MARCO, with ranks, and are refused. A query must not have
-    a passage twice with different grades. Ids are such as a run can hold. A grade below 0 is what
-    trec_eval takes it for, such as -1, in the pool and not judged.
+    are `query 0 passage grade`, separated by spaces or tabs. Three columns without a header are
+    refused: they may be a run of MS MARCO, with ranks. Grades below 0 are kept, such as trec_eval's
+    -1, "in the pool, not judged".
 
-    A form has a header with further columns, separated by tabs. Its lines without a score are left
-    out, and counted in a warning.
+    A judgment form has a header with further columns, separated by tabs. Lines without a score are
+    omitted and counted in a warning.
+
+    Raises:
+      UserError: also for a query with two grades of one passage, an id that a run cannot hold, or a
+        file without any score.
     """
     qrels: Qrels = {}
     empty: Counter[str] = Counter()  # lines without a score of each query
@@ -76,7 +79,7 @@ def read_qrels(path: Path) -> Qrels:
 
 
 def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yields "FILE:LINE", query, passage and grade of each line; None for one left empty."""
+    """Yields "FILE:LINE", query, passage and grade of each line; None for an empty grade."""
     header: tuple[int, ...] | None = None
     is_form = False
     for i, (number, line) in enumerate(_lines_of_ids(path)):
@@ -107,14 +110,14 @@ def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
 
 
 def _require_tabs(where: str, header: str) -> None:
-    """Raises a UserError for a header that a spreadsheet has written with another separator."""
+    """Raises a UserError for a header with another separator, as spreadsheets write."""
     for separator in ",;":
         if _judgment_header(where, header.replace('"', "").split(separator)):
             raise UserError(f"{where}: columns separated by {separator!r}, expected tabs")
 
 
 def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | None:
-    """Returns the places of query, passage and grade by their names; None for a judgment."""
+    """Returns the columns of query, passage and grade in a header; None for a judgment."""
     found = find_columns(where, fields, _JUDGMENT_NAMES)
     return tuple(found.values()) if len(found) == len(_JUDGMENT_NAMES) else None
 
@@ -122,16 +125,18 @@ def _judgment_header(where: str, fields: Sequence[str]) -> tuple[int, ...] | Non
 def read_run(path: Path) -> Run:
     """Reads a TREC run: `query Q0 passage rank score tag`, one result per line.
 
-    Scores must be finite numbers, and a query must not have a passage twice. Logs where the order
-    of the scores is in doubt.
+    Warns if scores and ranks disagree, or if scores are equal.
+
+    Raises:
+      UserError: also for a score that is not a finite number, or a passage twice for one query.
     """
     return dict(read_results(path))
 
 
 def read_results(path: Path) -> Results:
-    """Reads a TREC run as `read_run` does, a query at a time.
+    """Yields the results of a TREC run one query at a time; see `read_run`.
 
-    Where the lines of a query do not stand together, all are in memory before the first comes.
+    Reads the whole run into memory if a query's lines are not contiguous.
     """
     orders: Counter[str] = Counter()
     for query, group in _groups_of_lines(path):
@@ -152,7 +157,7 @@ def read_results(path: Path) -> Results:
 
 
 def _groups_of_lines(path: Path) -> Iterator[tuple[str, Iterable[tuple[int, list[str]]]]]:
-    """Yields each query with the numbers and fields of its lines."""
+    """Yields each query with its lines, as number and fields."""
     lines = _lines_of_results(path)
     if _lines_stand_together(path):
         yield from groupby(lines, lambda line: line[1][0])
@@ -184,9 +189,9 @@ def _lines_stand_together(path: Path) -> bool:
 
 
 def _read_result(path: Path, number: int, fields: Sequence[str]) -> tuple[str, float, float]:
-    """Returns passage, rank (NaN where it is no number) and score of a line."""
+    """Returns the passage, the rank (NaN unless a number) and the score of a line."""
     _, _, passage, rank, text, _ = fields
-    # Python would read 1_0 and the digits of other scripts, as trec_eval does not.
+    # Unlike trec_eval, Python also parses 1_0 and digits of other scripts.
     score = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(score):
         raise UserError(f"{path}:{number}: the score must be a finite number, not {text!r}")
@@ -194,11 +199,11 @@ def _read_result(path: Path, number: int, fields: Sequence[str]) -> tuple[str, f
 
 
 def _warn_of_order(path: Path, orders: Mapping[str, int]) -> None:
-    """Logs for how many queries scores say another order than ranks, or say none."""
+    """Warns of queries in which scores contradict ranks, or are equal."""
     if n_reversed := orders["reversed"]:
         logger.warning(
-            "%s: for %d of %d queries the score of the last rank is above that of the first; scores"
-            " count, as in trec_eval, and the highest is the best: are they distances?",
+            "%s: for %d of %d queries the last rank has a higher score than the first; as in"
+            " trec_eval, the highest score is the best: are these distances?",
             path,
             n_reversed,
             orders["all"],
@@ -214,17 +219,20 @@ def _warn_of_order(path: Path, orders: Mapping[str, int]) -> None:
 
 
 def write_run(path: Path, run: Run, tag: str = "cocondenser") -> None:
-    """Writes a TREC run, best first, whole or not at all.
+    """Writes a TREC run atomically, best passages first.
 
-    The written scores decrease strictly (see `ranked`), so that every evaluation program sees this
-    order, however it breaks ties. Ids must not contain white space. Queries without results are
-    counted in a warning: no line of the file names them.
+    Written scores decrease strictly (see `ranked`), so that evaluation programs see the same order
+    however they break ties. Queries without results, which the file cannot show, are counted in a
+    warning.
+
+    Raises:
+      UserError: also for an id with white space.
     """
     write_results(path, run.items(), tag)
 
 
 def write_results(path: Path, results: Results, tag: str = "cocondenser") -> None:
-    """Writes results as `write_run` does, as they come; nothing, if what makes them raises."""
+    """Writes results as they come; see `write_run`. If the iterator raises, no file is left."""
     n_queries = n_empty = 0
     with new_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query, scores in results:
@@ -241,8 +249,11 @@ def write_results(path: Path, results: Results, tag: str = "cocondenser") -> Non
 def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
     """Orders one query's passages, best first, with strictly decreasing scores.
 
-    Equal ones keep the order of insertion. A score that is not below the one before it becomes the
-    next smaller float32: trec_eval keeps scores in single precision and breaks ties by passage id.
+    Ties keep the order of insertion. A score that is not below the previous one becomes the next
+    smaller float32, since trec_eval uses single precision and breaks ties by passage id.
+
+    Raises:
+      UserError: for a score that is not finite.
     """
     with np.errstate(over="ignore"):
         values = np.fromiter(scores.values(), np.float32, len(scores))
@@ -258,12 +269,12 @@ def ranked(scores: Mapping[Name, float]) -> list[tuple[Name, np.float32]]:
 
 
 def first_passages(scores: Mapping[str, float], depth: int | None = None) -> list[str]:
-    """Orders one query's passages, best first; returns all, or the first `depth`."""
+    """Returns one query's passages, best first: all, or the first `depth`."""
     return [passage for passage, _ in ranked(scores)[:depth]]
 
 
 def require_any(results: Results, message: str) -> Results:
-    """Yields results; raises a UserError after the last, unless a query has one."""
+    """Yields results; raises a UserError at the end if no query has any."""
     has_any = False
     for query, scores in results:
         has_any = has_any or bool(scores)
@@ -273,7 +284,7 @@ def require_any(results: Results, message: str) -> Results:
 
 
 def require_run_id(name: str, where: str) -> str:
-    """Returns an id; raises a UserError, with `where`, for one that a TREC run cannot hold."""
+    """Returns `name`, or raises a UserError, beginning with `where`, if a run cannot hold it."""
     if name.split() != [name] or "\0" in name:
         raise UserError(f"{where}: the id {name!r} has white space or a zero byte, or is empty")
     return name
@@ -281,6 +292,6 @@ def require_run_id(name: str, where: str) -> str:
 
 def _lines_of_ids(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in numbered_lines(path):
-        if "\0" in line:  # where trec_eval's names end: two of them could become one
+        if "\0" in line:  # trec_eval would cut ids there, which could make two of them equal
             raise UserError(f"{path}:{number}: a zero byte, which no id can have")
         yield number, line

@@ -1,1 +1,1 @@
-"""Trains bi-encoders and cross-encoders, in PyTorch. Never imports JAX."""
+"""Fine-tunes bi-encoders and cross-encoders in PyTorch; never imports JAX."""

@@ -1,4 +1,4 @@
-"""Fine-tunes a bi-encoder contrastively, on sentence-transformers' trainer."""
+"""Fine-tunes a bi-encoder contrastively with sentence-transformers' trainer."""
 
 import logging
 from collections.abc import Callable
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTrainer:
-    """Makes the trainer of a bi-encoder on (query, relevant passage) pairs.
+    """Returns a trainer of a bi-encoder on pairs of query and relevant passage.
 
-    A step scores B queries against all their B·G passages, s = scale · ⟨q, d⟩: a query's relevant
-    passage, its sampled negatives, and the passages of the other queries.
+    A step scores its B queries against all their B·G passages, s = scale · ⟨q, d⟩: each query's
+    relevant passage, its sampled negatives, and the passages of the other queries.
     """
     opened, model = _load(settings.model)
     own = opened.representation
@@ -66,7 +66,7 @@ def bi_encoder_trainer(settings: BiEncoderSettings) -> SentenceTransformerTraine
 
 
 class _Trainer(SentenceTransformerTrainer):
-    """The library's trainer, with batches of our own."""
+    """The library's trainer with our batches."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class _Trainer(SentenceTransformerTrainer):
         return self._batches
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        # The evaluator needs none. The library's empty one would draw from the global generator, so
-        # evaluating would change the dropout of training.
+        # The evaluator does not use it. The library's empty one would draw from the global random
+        # generator, so that evaluation would change the dropout in training.
         return []
 
 
 def _load(settings: ModelSettings) -> tuple[ModelFolder, SentenceTransformer]:
-    """Returns the model as it is opened, and as it is loaded."""
+    """Opens and loads the model."""
     folder = open_model(settings.folder, settings.given, AS_IN_PAPERS)
     for network in folder.networks.values():
         require_float_weights(network)
@@ -119,7 +119,7 @@ def _load(settings: ModelSettings) -> tuple[ModelFolder, SentenceTransformer]:
 
 
 def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> Any:
-    # A column's task decides its prompt, and how many tokens are kept of its texts.
+    # A column's task determines its prompt and maximum length.
     tasks = {"query": "query"} | dict.fromkeys(_passage_columns(data.n_negatives + 1), "document")
     prompts = {column: model.prompts.get(task) or "" for column, task in tasks.items()}
     tokenize = SentenceTransformerDataCollator(
@@ -129,7 +129,7 @@ def _collator(data: TrainingData, epoch: Epoch, model: SentenceTransformer) -> A
 
 
 def fill_row(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
-    """Makes one row of texts; its `label` holds the judgments' numbers of query and passages."""
+    """Makes one row of texts; `label` holds the numbers of query and passages in the judgments."""
     texts = [data.passages[passage] for passage in passages]
     row: dict[str, Any] = {"query": data.queries[query]}
     row.update(zip(_passage_columns(len(texts)), texts, strict=True))

@@ -23,14 +23,14 @@ from cocondenser_jax.retriever.train.training_data import (
 
 
 def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer:
-    """Makes the trainer of a cross-encoder, on Q queries' P passages; the first is relevant.
+    """Returns a trainer of a cross-encoder on Q queries with P passages each, the first relevant.
 
       softmax:  L = −1/Q Σ_q log( exp s(q, d⁺) / Σ_d exp s(q, d) ),
       binary:   L = −1/(Q·P) Σ_q ( log σ(s(q, d⁺)) + Σ_d⁻ log(1 − σ(s(q, d⁻))) ).
 
-    The first is the localized contrastive loss of arXiv 2101.08751: it ranks, and a constant added
-    to a query's scores changes nothing. With the second, σ(s) is the probability that a passage is
-    relevant (arXiv 1901.04085), by which RocketQA denoises (arXiv 2010.08191).
+    Softmax is the localized contrastive loss of arXiv 2101.08751; it does not depend on a constant
+    added to all scores of a query. With binary, σ(s) is the probability that a passage is relevant
+    (arXiv 1901.04085), which RocketQA uses for denoising (arXiv 2010.08191).
     """
     network = open_network(settings.model_folder)
     require_float_weights(network)
@@ -41,15 +41,15 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
     trainer.start_or_resume(settings.trainer, len(data.pairs), checksums)
     loss: torch.nn.Module
     if settings.loss == "softmax":
-        loss = ListNetLoss(model, mini_batch_size=-1)  # -1: a step's pairs in one forward pass
+        loss = ListNetLoss(model, mini_batch_size=-1)  # -1: all pairs of a step in one forward pass
         fill = fill_group
     else:
         loss = BinaryCrossEntropyLoss(model)
         fill = fill_pairs
     epoch = Epoch()
     collator: Any = RowCollator(data, epoch, fill, CrossEncoderDataCollator(model.preprocess))
-    # The model's output (sentence-transformers 6.2) is no dict: torch would find no tensor in it,
-    # take all parameters for unused, and raise when they get gradients.
+    # The model's output (sentence-transformers 6.2) is not a dict: torch would find no tensor in
+    # it, consider all parameters unused, and raise an error when they get gradients.
     arguments = trainer.arguments(
         CrossEncoderTrainingArguments, settings.trainer, ddp_find_unused_parameters=False
     )
@@ -64,14 +64,14 @@ def cross_encoder_trainer(settings: CrossEncoderSettings) -> CrossEncoderTrainer
 
 
 def fill_group(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
-    """Makes a row for `ListNetLoss`: a query, its passages, labels whose softmax is 1, 0, 0, …."""
+    """Makes a row for `ListNetLoss`: query, passages, and labels with the softmax 1, 0, 0, …."""
     texts = [data.passages[passage] for passage in passages]
     labels = [0.0] + [-math.inf] * (len(texts) - 1)
     return [{"query": data.queries[query], "passages": texts, "label": labels}]
 
 
 def fill_pairs(data: TrainingData, query: str, passages: list[str]) -> list[dict[str, Any]]:
-    """Makes a row of a query with each of its passages, for `BinaryCrossEntropyLoss`."""
+    """Makes one row per passage of a query, for `BinaryCrossEntropyLoss`."""
     text = data.queries[query]
     rows = [{"query": text, "passage": data.passages[p], "label": 0.0} for p in passages]
     rows[0]["label"] = 1.0

@@ -1,4 +1,4 @@
-"""Evaluates how the model in training ranks passages for held-out queries."""
+"""Evaluates a model during training on the ranking of passages for held-out queries."""
 
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -26,21 +26,21 @@ from cocondenser_jax.retriever.train.trainer import DIVERGED
 
 
 class DevEvaluator(BaseEvaluator):
-    """Ranks passages for the queries of a split by the loss's scores; returns a loss and the MRR.
+    """Ranks passages for the queries of a split by the loss's scores; returns a loss and MRR.
 
-    The loss is the contrastive one, whichever is trained: the mean over q and d⁺ of
+    The loss is contrastive, whatever the training loss: the mean over q and d⁺ of
 
       −log( exp s(q, d⁺) / (exp s(q, d⁺) + Σ_d exp s(q, d)) ),
 
-    d being the ranked passages that are not judged relevant to q. MRR is the mean of 1 / rank of
-    the best relevant passage, 0 beyond the cutoff; ties count against it. Without a run, the whole
-    collection is ranked and the cutoff is 10; with one, the relevant passages and all that the run
-    has for the query (or, if it has none, for all others), and the cutoff is 100. A passage
-    with the query's id is ranked only if it is relevant (see `identical_ids`).
+    where d are the ranked passages that are not relevant to q. MRR is the mean of 1 / rank of the
+    best relevant passage, or 0 beyond the cutoff; ties count against it. Without a run, the whole
+    collection is ranked, with a cutoff of 10. With a run, the cutoff is 100, and the ranked
+    passages are the relevant ones and the run's for the query (or, if it has none, for all other
+    queries). A passage with its query's id is ranked only if it is relevant (see `identical_ids`).
     """
 
-    # Not the library's InformationRetrievalEvaluator (6.2.0): it knows no loss and no candidates of
-    # a single query, and breaks ties by id, so that a collapsed model may seem to rank.
+    # Not the library's InformationRetrievalEvaluator (6.2.0), which has no loss and no candidates
+    # per query, and breaks ties by id, so that a collapsed model may seem to rank.
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class DevEvaluator(BaseEvaluator):
 
         Args:
           settings: see `DevSettings`.
-          passages: id → text of the whole collection, as in `TrainingData`.
+          passages: id → text, of the whole collection, as in `TrainingData`.
           score: `InBatchLoss.score`.
         """
         super().__init__()
         queries, qrels = read_split(settings.folder, settings.split)
         files = split_files(settings.folder, settings.split)
         require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
-        del files["corpus"]  # which whoever trains has read
+        del files["corpus"]  # read by the training already
         if settings.run:
             files["run"] = Path(settings.run)
-        # Kind → SHA-256 of the file that was read.
+        # Kind → SHA-256 of the file.
         self.checksums = {f"eval_{name}": file_sha256(file) for name, file in files.items()}
         relevant = with_positives(qrels)
         others: dict[str, list[str]] = {}
@@ -74,7 +74,7 @@ class DevEvaluator(BaseEvaluator):
             names = list(passages)
         rows = {passage: row for row, passage in enumerate(names)}
         texts = {passage: passages[passage] for passage in names}
-        judged = with_copies(relevant, texts.items(), texts.items())  # whose copies are not wrong
+        judged = with_copies(relevant, texts.items(), texts.items())  # copies are not negatives
         self._queries = [queries[query] for query in relevant]
         self._passages = [*texts.values()]
         self._relevant_Q = [[rows[p] for p in grades] for grades in relevant.values()]
@@ -93,18 +93,18 @@ class DevEvaluator(BaseEvaluator):
         self._every = settings.every
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the training arguments that evaluate during training."""
+        """Returns the trainer's arguments for evaluation."""
         return {
             "eval_strategy": "steps",
             "eval_steps": self._every,
-            "metric_for_best_model": f"eval_MRR@{self._cutoff}",  # as transformers calls it
+            "metric_for_best_model": f"eval_MRR@{self._cutoff}",  # with transformers' prefix
             "save_strategy": "steps",
         }
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Encodes with a model, and ranks; returns `loss`, and `MRR@10` or `MRR@100`.
+        """Encodes with a model and ranks; returns `loss`, and `MRR@10` or `MRR@100`.
 
         Raises:
           UserError: for a vector with NaN or infinity.

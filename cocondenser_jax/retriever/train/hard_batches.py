@@ -1,20 +1,20 @@
-"""Makes batches of training pairs that are hard for each other: adaptive batch scheduling.
+"""Makes batches of training pairs with hard in-batch negatives: adaptive batch scheduling.
 
-With in-batch negatives, the passage p_j of a pair is a negative of the query q_i of each other pair
-in its batch. A batch B teaches more the larger its hardness
+With in-batch negatives, the passage p_j of a pair is a negative for the query q_i of every other
+pair in its batch. The hardness of a batch B is
 
   h(B) = Σ_{i ≠ j ∈ B} s(q_i, p_j)
 
 (Choi et al., *Adaptive batch scheduling for open-domain question answering*, IEEE Access 2021).
-Here s is known for some candidates of each query only, as the current model or BM25 scores them.
-From each score the smallest kept score of its query is subtracted, and all others count 0: a
-passage outside a list is taken to be as hard as the last one in it.
+Here s is known only for some candidates of each query, scored by the current model or by BM25. The
+lowest candidate score of each query is subtracted from its scores, and all other scores are 0: a
+passage outside the list counts as hard as the last candidate.
 
-The batches of an epoch are an array of pair numbers, one batch a row; every pair occurs at most
-once, and those that do not fill a batch are left out.
+The batches of an epoch are an array of pair numbers, one batch per row. Each pair occurs at most
+once; pairs that do not fill a batch are omitted.
 
-Letters in names of arrays: N pairs, M batches of B pairs, K candidates for a query, J pairs near a
-pair, T batches near a pair, E entries in a sparse matrix.
+Letters in names of arrays: N pairs, M batches of B pairs, K candidates of a query, J pairs near a
+pair, T batches near a pair, E entries of a sparse matrix.
 """
 
 from collections.abc import Sequence
@@ -45,11 +45,17 @@ def pair_scores(candidates: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
 def false_negatives(
     queries: Sequence[str], passages: Sequence[str | int]
 ) -> scipy.sparse.csr_array:
-    """Returns which pairs must not meet: the passage of one is relevant to the query of the other.
+    """Returns the pairs that must not share a batch, as false negatives of each other.
 
-    A passage is relevant to a query if they are a pair, so two pairs of one query, or of one
-    passage, must not meet either. `queries` are ids and `passages` ids, or keys of their texts, one
-    per pair.
+    That is, the passage of one is relevant to the query of the other. A passage is relevant to a
+    query if they form a pair; so pairs with the same query or passage must not share a batch.
+
+    Args:
+      queries: the query id of each pair.
+      passages: the passage of each pair, by id or by a key of its text.
+
+    Returns:
+      A symmetric boolean matrix, [N, N].
     """
     _, query_N = np.unique(np.asarray(queries), return_inverse=True)
     _, passage_N = np.unique(np.asarray(passages), return_inverse=True)
@@ -61,11 +67,10 @@ def false_negatives(
 def separate(
     scores: scipy.sparse.csr_array, batch_size: int, conflicts: scipy.sparse.csr_array | None
 ) -> tuple[scipy.sparse.csr_array, float]:
-    """Lowers the scores of pairs that should not meet by more than any batch's hardness.
+    """Lowers the scores of conflicting pairs by more than any batch's hardness.
 
     Returns:
-      The scores, and how much harder a batch must become for that to be more than the rounding of
-      sums.
+      The scores, and the smallest increase of hardness that exceeds rounding errors.
     """
     penalty = batch_size**2 * (scores.data.max(initial=0) or 1)
     if conflicts is not None:
@@ -84,19 +89,19 @@ def greedy_batches(
 ) -> np.ndarray:
     """Makes hard batches, one after the other, by the greedy algorithm of Choi et al.
 
-    A batch B starts with random pairs of those left. While that makes it harder, its pair d_r is
-    replaced by the pair d_a of those left:
+    A batch B starts with random unused pairs. While this increases its hardness, its pair d_r is
+    replaced by the unused pair d_a:
 
       d_r = argmax_{d ∈ B} h(B − d),   d_a = argmax_{d ∉ B} h(B − d_r + d).
 
     Args:
-      candidates: [N, N], the scores of the best passages of each query, numbered as their pairs.
+      candidates: [N, N], the scores of each query's best passages, numbered like the pairs.
       batch_size: B, pairs per batch.
-      seed: decides the random order, with `epoch`.
+      seed: determines the random order, together with `epoch`.
       epoch: from 0.
-      conflicts: symmetric; pairs that should not meet, as `false_negatives` returns. A replacement
-        that leaves fewer conflicts always counts as harder. Some may remain, mostly in the last
-        batches; `InBatchLoss` leaves passages judged relevant out of the negatives anyway.
+      conflicts: the result of `false_negatives`. A replacement that leaves fewer conflicts always
+        counts as harder. Some conflicts may remain, mostly in the last batches; `InBatchLoss`
+        excludes relevant passages from the negatives anyway.
 
     Returns:
       batches_MxB.
@@ -131,7 +136,7 @@ def greedy_batches(
 
 
 def save_batches(path: Path, batches_MxB: np.ndarray) -> None:
-    """Writes the batches of an epoch to an .npz file that is whole or absent."""
+    """Writes the batches of an epoch to an .npz file atomically."""
     with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, batches=batches_MxB)
 
@@ -141,7 +146,7 @@ def load_batches(path: Path) -> np.ndarray:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             batches_MxB: np.ndarray = arrays["batches"]
-    except Exception as error:  # what a damaged archive raises has no end
+    except Exception as error:  # a damaged archive may raise anything
         raise UserError(
             f"cannot read the batches in {path}, delete it to make them again: "
             f"{whole_message(error)}"

@@ -1,8 +1,8 @@
 """Losses of a bi-encoder, computed from the scores of all queries and passages of a step.
 
-Shapes: Q queries, each with its own group of G passages, the positive first, P = Q·G passages in
-all; D, the size of an embedding. A row of scores belongs to a query, a column to a passage;
-`own_QxG` has the columns of each query's group. A column that must not count holds −inf.
+Shapes: Q queries, each with a group of G passages, the positive first; P = Q·G passages in total;
+D, the dimension of an embedding. Scores have a row for each query and a column for each passage;
+`own_QxG` holds the columns of each query's group. Excluded scores are −inf.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses import CachedLossMixin
 
-# Not public (6.2.0), but it embeds all columns in one forward pass, as the library's losses do.
+# Not public in 6.2.0; it embeds all columns in one forward pass, like the library's losses.
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from sentence_transformers.util import all_gather, all_gather_with_grad, get_rank
 from torch.nn import functional
@@ -41,10 +41,10 @@ def soft_labels(
 ) -> torch.Tensor:
     """Returns 1/Q Σ_q KL(T_q ‖ S_q), the distillation of a cross-encoder.
 
-    T_q is the softmax of the teacher's scores over the query's own group, 0 elsewhere; S_q is that
-    of s over all passages of the step, so passages that the teacher has not scored are pushed away
-    like negatives. Equation 16 of arXiv 2108.05540 prints KL(S_q ‖ T_q), which diverges where T_q
-    is 0. The scores of a query's group, s and `teacher_QxG`, must be finite.
+    T_q is the softmax of the teacher's scores over the query's own group, and 0 elsewhere. S_q is
+    the softmax of s over all passages of the step, so passages without a teacher's score are pushed
+    away like negatives. Equation 16 of arXiv 2108.05540 prints KL(S_q ‖ T_q), which diverges where
+    T_q is 0. Scores within a query's group, s and `teacher_QxG`, must be finite.
     """
     log_S_QxG = scores_QxP.log_softmax(1).gather(1, own_QxG)
     log_T_QxG = teacher_QxG.log_softmax(1)
@@ -52,22 +52,25 @@ def soft_labels(
 
 
 class InBatchLoss(CachedLossMixin, torch.nn.Module):
-    """One of the losses above, as sentence-transformers' trainer calls it.
+    """One of the losses above, for sentence-transformers' trainer.
 
-    A passage that is judged relevant to a query is never its negative: if it is in the group of
-    another query of the step, its score does not count. With several processes, each scores its
-    queries against the passages of all, and the mean over processes is the loss of the whole step.
+    Passages judged relevant to a query are never its negatives; in the groups of other queries,
+    their scores are excluded. Each of several processes scores its own queries against the passages
+    of all; the mean over processes is the loss of the step.
     """
 
     def __init__(
         self, model: SentenceTransformer, judgments: Judgments, settings: LossSettings
     ) -> None:
-        """Makes the loss; `judgments` number the labels, and hold a teacher's scores for soft ones.
+        """Makes the loss.
 
-        With a `chunk_size`, there is a gradient cache (Gao et al., arXiv 2101.06983). With `sizes`,
-        of which the first is that of the model's vectors, the loss is the sum over the losses of
-        vectors that are cut to each (Matryoshka representations, Kusupati et al., arXiv
-        2205.13147).
+        Args:
+          model: the bi-encoder.
+          judgments: the numbering of labels, with a teacher's scores for soft labels.
+          settings: with a `chunk_size`, gradients are cached (Gao et al., arXiv 2101.06983). With
+            `sizes`, the first being the model's dimension, the loss is the sum of the losses of
+            vectors truncated to each size (Matryoshka representations, Kusupati et al., arXiv
+            2205.13147).
         """
         super().__init__()
         self.model = model
@@ -78,7 +81,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         self._scale = settings.scale
 
     def score(self, queries_QxD: torch.Tensor, passages_PxD: torch.Tensor) -> torch.Tensor:
-        """Returns scores_QxP that the loss is computed from: scaled inner products."""
+        """Returns scores_QxP, the scaled inner products of which the loss is computed."""
         return self._scale * inner_products(queries_QxD, passages_PxD)
 
     def forward(
@@ -87,8 +90,8 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
         """Returns the loss of a step.
 
         Args:
-          sentence_features: tokens of the queries, then of the passages at each place of a group.
-          labels: [Q, 1 + G], the numbers in `Judgments` of each query and its group's passages.
+          sentence_features: tokens of the queries, then of the passages at each place in a group.
+          labels: [Q, 1 + G], the numbers in `Judgments` of each query and of its group's passages.
         """
         if self.mini_batch_size:
             return self.forward_cached(sentence_features, labels)
@@ -97,7 +100,7 @@ class InBatchLoss(CachedLossMixin, torch.nn.Module):
     def calculate_loss(
         self, reps: list[list[torch.Tensor]], labels: Any = None, *, with_backward: bool = False
     ) -> torch.Tensor:
-        """Returns the loss of embeddings in chunks, for `CachedLossMixin`."""
+        """Returns the loss of chunks of embeddings, for `CachedLossMixin`."""
         loss = self._loss([torch.cat(chunks) for chunks in reps], labels)
         if with_backward:
             loss.backward()

@@ -1,4 +1,4 @@
-"""The processes that share a fine-tuning: torchrun starts one for each GPU."""
+"""Coordinates the processes of a fine-tuning; torchrun starts one for each GPU."""
 
 import os
 import shlex
@@ -15,39 +15,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="TrainingArguments")
 
-SECONDS_FOR_MAIN = 20.0  # for the main process to meet an error that another has met
+SECONDS_FOR_MAIN = 20.0  # for the main process to meet the error of another process
 
 
 def is_main_process() -> bool:
-    """Returns whether this is the process that writes and prints."""
+    """Returns whether this is the main process, which writes and prints."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def main_process_reports() -> bool:
-    """Returns whether the main process ends with an error too, so that it alone need print it.
+    """Returns whether the main process meets the same error, so that only it need print it.
 
-    All processes read the same files and settings, so most errors are met by all. torchrun ends the
-    others once one has ended: one that would end first would keep the main process from printing.
-    So it waits to be ended, for `SECONDS_FOR_MAIN`; after that, the error is its own.
+    All processes read the same files and settings, so most errors occur in all of them. Once one
+    process ends, torchrun ends the others, perhaps before the main process has printed the error.
+    So the other processes wait for SECONDS_FOR_MAIN to be ended; if they are not, the error is
+    their own.
     """
     if is_main_process():
         return False
     try:
         time.sleep(SECONDS_FOR_MAIN)
-    except SystemExit:  # of SIGTERM, see `cli`
+    except SystemExit:  # by SIGTERM, see `cli`
         return True
     return False
 
 
 def require_gpu_each(words: Sequence[str]) -> None:
-    """Raises a UserError unless each process of this machine has a GPU of its own, or none has one.
+    """Raises a UserError unless every process of this machine has its own GPU, or none has any.
 
-    `words` are those of the command after the program's name, which the message repeats.
+    `words` are the arguments of the command, for the message.
     """
     import torch  # slow to import
 
-    # transformers (5.23) would divide each batch among the GPUs of one process (DataParallel):
-    # the passages on the other GPUs would be no negatives, and no GPU would have much to do.
+    # transformers (5.23) would split each batch among the GPUs of one process (DataParallel):
+    # passages on other GPUs would not be negatives, and each GPU would have little work.
     n_gpus = torch.cuda.device_count()
     if n_gpus > 1 and "LOCAL_RANK" not in os.environ:
         launch = ["torchrun", f"--nproc_per_node={n_gpus}", "-m", "cocondenser_jax.cli", *words]
@@ -64,16 +65,16 @@ def require_gpu_each(words: Sequence[str]) -> None:
 
 
 def on_one_gpu(arguments: T) -> T:
-    """Makes a process compute on one GPU, also where more are visible; returns the arguments.
+    """Restricts a trainer's arguments to one GPU, even if more are visible; returns them.
 
-    transformers (5.23) would divide among all of them batches that are as many times larger.
+    transformers (5.23) would multiply the batch size by the number of GPUs.
     """
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
 
 
 def require_equal_shares(batch_size: int) -> None:
-    """Raises a UserError unless the processes can share the rows of a step."""
+    """Raises a UserError unless the processes can share a step's rows equally."""
     n_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if batch_size % n_processes:
         raise UserError(
@@ -83,9 +84,9 @@ def require_equal_shares(batch_size: int) -> None:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Returns a folder that the main process makes, unless it is there; the others wait for it.
+    """Returns a folder that the main process makes if it is missing; the others wait for it.
 
-    `make` writes into an empty folder, which is `folder` once it is complete. Should it raise,
+    `make` fills an empty folder, which becomes `folder` once complete. If it raises an error,
     torchrun ends all processes.
     """
     if is_main_process() and not folder.exists():

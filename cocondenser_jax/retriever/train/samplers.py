@@ -1,4 +1,4 @@
-"""The batches of each epoch: random, in order, or hard for the current encoder."""
+"""Samples the batches of each epoch: random, sequential, or hard for the current encoder."""
 
 import functools
 import logging
@@ -57,7 +57,7 @@ class EpochBatchSampler(BatchSampler):
 def batches_by_epoch(
     settings: BatchSettings, data: TrainingData, model: SentenceTransformer, folder: Path
 ) -> Callable[[int], np.ndarray]:
-    """Returns the function from an epoch to its batches_MxB. Hard ones are saved in the folder."""
+    """Returns a function from an epoch to its batches_MxB; hard batches are saved in `folder`."""
     n_pairs = len(data.pairs)
     if settings.batches == "random":
         return lambda epoch: random_batches(n_pairs, settings.batch_size, settings.seed, epoch)
@@ -67,25 +67,25 @@ def batches_by_epoch(
 
 
 def random_batches(n_pairs: int, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns batches_MxB in random order, by seed and epoch."""
+    """Returns batches_MxB of all pairs in an order determined by seed and epoch."""
     order_N = np.random.default_rng((seed, epoch)).permutation(n_pairs)
     return order_N[: n_pairs - n_pairs % batch_size].reshape(-1, batch_size)
 
 
 def sequential_batches(n_pairs: int, batch_size: int) -> np.ndarray:
-    """Returns batches_MxB in the order of the pairs."""
+    """Returns batches_MxB of the pairs in their order."""
     return np.arange(n_pairs - n_pairs % batch_size).reshape(-1, batch_size)
 
 
 def hard_batches_by_epoch(
     settings: BatchSettings, data: TrainingData, model: SentenceTransformer, folder: Path
 ) -> Callable[[int], np.ndarray]:
-    """Returns the function from an epoch to its hard batches: adaptive batch scheduling.
+    """Returns a function from an epoch to its hard batches (adaptive batch scheduling).
 
-    To be called before the first batch of each epoch. The first epoch's hardness is that of BM25;
-    later, the current encoder scores all pairs, unless BM25 is to do so throughout. Batches are
-    saved, so a resumed epoch has the same ones; a lost file is made again. Pairs that would be
-    false negatives of each other are kept apart where possible.
+    It must be called before the first batch of each epoch. BM25 scores the pairs for the first
+    epoch, and the current encoder for later ones, unless the settings ask for BM25 throughout.
+    Batches are saved, so that a resumed epoch has the same ones; a missing file is made again.
+    Pairs that would be false negatives of each other are separated where possible.
     """
     query_ids = data.pairs["query_id"][:]
     passage_ids = data.pairs["positive_id"][:]
@@ -117,7 +117,7 @@ def hard_batches_by_epoch(
 def bm25_candidates(
     queries: Sequence[str], passages: Sequence[str], depth: int
 ) -> scipy.sparse.csr_array:
-    """Returns BM25's scores of the best of the pairs' passages for each query."""
+    """Returns BM25's scores of the `depth` best passages for each query, [N, N]."""
     corpus = (Passage(str(i), "", text) for i, text in enumerate(passages))
     run = bm25_run(corpus, {str(i): text for i, text in enumerate(queries)}, depth)
     ends = np.cumsum([0, *map(len, run.values())])
@@ -129,7 +129,7 @@ def bm25_candidates(
 def encoder_candidates(
     model: SentenceTransformer, queries: Sequence[str], passages: Sequence[str], depth: int
 ) -> scipy.sparse.csr_array:
-    """Returns the encoder's scores (inner products) of the best of the passages for each query."""
+    """Returns the encoder's inner products with each query's `depth` best passages, [N, N]."""
     logger.info("scoring all pairs for the batches of an epoch")
     training = model.training
     queries_NxD = model.encode_query(list(queries), show_progress_bar=False)

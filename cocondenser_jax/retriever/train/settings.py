@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning, as plain values. No PyTorch: they are checked before it loads."""
+"""The settings of a fine-tuning, as plain values that are checked before PyTorch is loaded."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,16 +31,16 @@ class ModelSettings(NamedTuple):
 
 
 class LossSettings(NamedTuple):
-    """Which loss of which scores; see configs/finetune.py."""
+    """The loss and its scores; see configs/finetune.py."""
 
     name: str
-    scale: float  # of the scores; in the config, 0 is that of the model
+    scale: float  # factor of the scores; 0 in the config means the model's own
     chunk_size: int
     sizes: tuple[int, ...] = ()
 
     @property
     def is_soft(self) -> bool:
-        """Whether a teacher's scores are learned."""
+        """Whether the loss distills a teacher's scores."""
         return self.name == "soft_labels"
 
 
@@ -55,7 +55,7 @@ class BatchSettings(NamedTuple):
 
 
 class DevSettings(NamedTuple):
-    """What to evaluate on, and how; see configs/finetune.py."""
+    """Data and frequency of evaluation; see configs/finetune.py."""
 
     folder: Path
     every: int  # steps; 0: no evaluation
@@ -65,7 +65,7 @@ class DevSettings(NamedTuple):
 
 
 class TrainerSettings(NamedTuple):
-    """How to train, whatever is trained; see `TRAINING` of configs/finetune.py."""
+    """Settings common to all trainings; see `TRAINING` of configs/finetune.py."""
 
     workdir: Path
     seed: int
@@ -80,13 +80,13 @@ class TrainerSettings(NamedTuple):
     warmup_ratio: float
     weight_decay: float
     checkpoint_every: int
-    record: dict[str, Any]  # every setting of the run, as finetune.json keeps them
+    record: dict[str, Any]  # all settings of the run, as in finetune.json
 
     @property
     def stored(self) -> Path:
-        """The folder in the workdir for passages and negatives, until the run ends.
+        """The temporary folder in the workdir for passages and negatives.
 
-        The run deletes it, so no user's folder may have its name.
+        The run deletes it at the end, so its name is unlikely to be a user's.
         """
         return self.workdir / "finetune.stored"
 
@@ -104,7 +104,7 @@ class BiEncoderSettings(NamedTuple):
 
 
 class CrossEncoderSettings(NamedTuple):
-    """The fine-tuning of a cross-encoder; see configs/cross_encoder.py."""
+    """All settings of the fine-tuning of a cross-encoder; see configs/cross_encoder.py."""
 
     data: DataSettings
     model_folder: Path
@@ -114,7 +114,7 @@ class CrossEncoderSettings(NamedTuple):
 
 
 def require_consistent(settings: BiEncoderSettings) -> None:
-    """Raises a UserError for settings that do not go together, or name files that are not there."""
+    """Raises a UserError for settings that contradict each other or name missing files."""
     _require_negatives(settings)
     _require_dev(settings.dev)
     sizes = settings.loss.sizes
@@ -149,7 +149,7 @@ def _require_negatives(settings: BiEncoderSettings) -> None:
 
 def _require_dev(dev: DevSettings) -> None:
     if dev.every:
-        split_files(dev.folder, dev.split)  # missing ones are found before the corpus is read
+        split_files(dev.folder, dev.split)  # reports missing files before the corpus is read
     elif dev.run:
         raise UserError(
             f"config.eval.run is {dev.run!r}, but config.eval.every is 0: expected a number of "

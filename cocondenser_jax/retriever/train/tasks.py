@@ -1,4 +1,4 @@
-"""Fine-tunes what a config names."""
+"""Runs the fine-tuning that a config describes."""
 
 import contextlib
 import shutil
@@ -39,18 +39,18 @@ _RUNS = ("data.negatives_run", "loss.teacher_run", "eval.run")  # settings that 
 
 
 def finetune(config: ConfigDict, workdir: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Trains what `config.task` names; resumes an interrupted run.
+    """Trains the kind of model in `config.task`; resumes an interrupted run.
 
     Args:
       config: see configs/finetune.py and configs/cross_encoder.py.
-      workdir: gets the trained model (`retriever/` or `cross_encoder/`: a folder for
-        sentence-transformers, whole or absent), `metrics.jsonl`, hard batches of each epoch, and
-        checkpoints until the run ends.
-      words: those of the command, where `require_gpu_each` is to hold; (): one GPU is used.
+      workdir: receives the trained model (`retriever/` or `cross_encoder/`, a folder for
+        sentence-transformers), `metrics.jsonl`, hard batches of each epoch, and checkpoints until
+        the run ends.
+      words: the command's arguments, to call `require_gpu_each` with; (): use one GPU.
 
     Returns:
-      The model's path under the name of its folder, steps, loss (mean of the last logged steps),
-      seconds, pairs trained on, and the best evaluation's step, metric and loss.
+      The model's path under its folder's name; steps, loss (mean of the last logged steps),
+      seconds, number of training pairs; and step, metric and loss of the best evaluation.
     """
     if is_main_process():
         require_tracker(config.tracker)
@@ -67,7 +67,7 @@ def finetune(config: ConfigDict, workdir: Path, words: Sequence[str] = ()) -> di
         require_consistent(settings)
     if words:
         require_gpu_each(words)
-    # PyTorch is loaded once all is right that can be known without it.
+    # PyTorch is loaded after all checks that do not need it.
     from cocondenser_jax.retriever.train import bi_encoder, cross_encoder, trainer
 
     with lock_folder(workdir) if is_main_process() else contextlib.nullcontext():
@@ -79,7 +79,7 @@ def finetune(config: ConfigDict, workdir: Path, words: Sequence[str] = ()) -> di
             else:
                 hf_trainer = cross_encoder.cross_encoder_trainer(settings)
         except BaseException:
-            if is_main_process() and not start.exists():  # nothing has begun, so nothing is left
+            if is_main_process() and not start.exists():  # the run has not started
                 shutil.rmtree(stored, ignore_errors=True)
             raise
         outcome = trainer.run(hf_trainer, settings.trainer, config.task)
@@ -89,7 +89,7 @@ def finetune(config: ConfigDict, workdir: Path, words: Sequence[str] = ()) -> di
 
 
 def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncoderSettings:
-    """Makes the settings of the config's task, so that nothing below reads a config."""
+    """Converts a config to the settings of its task; no other module reads the config."""
     model, loss, folder = config.model, config.loss, Path(config.data.folder)
     data = _of(config, DataSettings, "data", folder=folder)
     trainer = _of(
@@ -116,7 +116,7 @@ def resolve(config: ConfigDict, workdir: Path) -> BiEncoderSettings | CrossEncod
 
 
 def _of(config: ConfigDict, kind: type[T], *sections: str, **others: Any) -> T:
-    """Makes settings of the values of the same names in a config and in sections of it."""
+    """Fills a record with the values of the same names in a config and in sections of it."""
     values: dict[str, Any] = dict(config.items())
     for section in sections:
         values |= config[section].items()
@@ -125,7 +125,7 @@ def _of(config: ConfigDict, kind: type[T], *sections: str, **others: Any) -> T:
 
 
 def _require_runs(config: ConfigDict) -> None:
-    """Raises a UserError for a run that is not there, before the corpus is read."""
+    """Raises a UserError for a missing run, before the corpus is read."""
     settings = flatten(config.to_dict())
     for name in _RUNS:
         file = settings.get(name)

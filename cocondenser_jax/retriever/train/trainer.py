@@ -1,4 +1,4 @@
-"""Runs any fine-tuning on transformers' Trainer: arguments, resuming, metrics, the result."""
+"""Runs a fine-tuning with transformers' Trainer: arguments, resuming, metrics and result."""
 
 import contextlib
 import logging
@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=TrainingArguments)
 
-# Settings that may differ when a run resumes: the checksums of what was read there are compared.
+# Settings that may differ when a run resumes, since the files' checksums are compared.
 _FREE = ("model.folder", "data.folder", "data.negatives_run", "loss.teacher_run", "tracker")
 
-# Why numbers in training are not finite, and what to do.
+# The hint for numbers that are not finite.
 DIVERGED = (
     "training has diverged; try a lower config.optimizer.learning_rate, or"
     " config.train.precision=float32"
@@ -55,9 +55,12 @@ DIVERGED = (
 
 
 def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[str, str]) -> None:
-    """Prepares the workdir, or checks that the run started there has these settings and data.
+    """Prepares the workdir, or checks that the run in it has the same settings and data.
 
-    `checksums` are of the model and of the files that the run reads, by kind: these may move.
+    Args:
+      settings: the settings to compare.
+      n_rows: the number of training rows.
+      checksums: SHA-256 of the model and of the input files, by kind; files may be moved.
     """
     record = settings.record
     if n_rows < settings.batch_size:
@@ -76,12 +79,12 @@ def start_or_resume(settings: TrainerSettings, n_rows: int, checksums: Mapping[s
 
 
 def arguments(kind: type[T], settings: TrainerSettings, **others: Any) -> T:
-    """Makes a trainer's arguments; processes share the `batch_size` rows of a step.
+    """Makes a trainer's arguments; all processes together train on `batch_size` rows per step.
 
     Args:
-      kind: the class of the trainer's arguments.
-      settings: of all tasks.
-      others: arguments of the task alone.
+      kind: the class of the arguments.
+      settings: the settings common to all tasks.
+      others: arguments of one task.
     """
     return on_one_gpu(kind(**(_common_arguments(settings) | others)))
 
@@ -94,11 +97,11 @@ def _common_arguments(settings: TrainerSettings) -> dict[str, Any]:
         "max_steps": settings.max_steps or -1,
         "per_device_train_batch_size": settings.batch_size,
         "accelerator_config": {"split_batches": True},
-        # Without this, processes without a GPU would each train alone, and in float32 (seen with
+        # Without this, processes without a GPU would train independently and in float32 (seen in
         # transformers 5.23; https://github.com/huggingface/transformers/issues/17581).
         "use_cpu": not (on_gpu or torch.backends.mps.is_available()),
         "learning_rate": settings.learning_rate,
-        "warmup_steps": settings.warmup_ratio,  # below 1, it is a fraction of all steps
+        "warmup_steps": settings.warmup_ratio,  # values below 1 are a fraction of all steps
         "weight_decay": settings.weight_decay,
         "seed": settings.seed,
         "bf16": uses_bfloat16(settings.precision),
@@ -108,8 +111,8 @@ def _common_arguments(settings: TrainerSettings) -> dict[str, Any]:
         "logging_steps": settings.log_every,
         "save_strategy": "steps" if settings.checkpoint_every else "no",
         "save_steps": settings.checkpoint_every or 10**9,
-        "save_total_limit": 2,  # the newest, and the best or the one before
-        "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl, and tells the tracker
+        "save_total_limit": 2,  # the newest, and the best or the previous one
+        "report_to": "none",  # `_MetricsCallback` writes metrics.jsonl and calls the tracker
         "disable_tqdm": True,  # `_MetricsCallback` has a progress bar
     }
 
@@ -119,14 +122,14 @@ def run(
     settings: TrainerSettings,
     result: str,
 ) -> dict[str, Any]:
-    """Trains to the end, from the newest intact checkpoint if there is one, and saves the model.
+    """Trains to the end, from the newest intact checkpoint if any, and saves the model.
 
-    With an evaluator, that is the model of the best evaluation, in the folder `result` of the
-    workdir. Returns what `tasks.finetune` does, without the number of rows.
+    The model is saved in the folder `result` of the workdir; with an evaluator, it is the model of
+    the best evaluation. Returns the values of `tasks.finetune` except the number of pairs.
     """
     start = time.perf_counter()
     checkpoints = settings.workdir / "checkpoints"
-    with trainer.accelerator.main_process_first():  # the others then find no damaged one
+    with trainer.accelerator.main_process_first():  # it deletes damaged ones
         step = _prepare_resume(checkpoints)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_CheckpointCallback())
@@ -158,9 +161,9 @@ def run(
 
 
 def _tokenize_without_threads() -> None:
-    """Lets forked processes tokenize: one that is told to use threads there waits forever.
+    """Allows tokenization in forked processes, which would hang if told to use threads.
 
-    Where nothing is said, tokenizers (0.23.3) notices a fork and uses none in it.
+    Without the variable, tokenizers (0.23.3) detects a fork and uses no threads in it.
     """
     if "TOKENIZERS_PARALLELISM" in os.environ:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -169,9 +172,10 @@ def _tokenize_without_threads() -> None:
 def _prepare_resume(checkpoints: Path) -> int:
     """Returns the step of the newest intact checkpoint, 0 for none, and deletes later ones.
 
-    If every completed one is damaged, they stay as they are, and this raises a UserError.
+    Raises:
+      UserError: if all complete checkpoints are damaged; they are not deleted.
     """
-    # transformers (5.23) would take the newest, also one that a kill cut short:
+    # transformers (5.23) would take the newest, even if incomplete after a kill:
     # https://github.com/huggingface/transformers/issues/35782. Our checksums are written last.
     folders = numbered_folders(checkpoints, "checkpoint-")
     complete = {step: folder for step, folder in folders.items() if (folder / CHECKSUMS).exists()}
@@ -186,7 +190,7 @@ def _prepare_resume(checkpoints: Path) -> int:
 
 
 def _require_intact(checkpoint: Path) -> None:
-    """Raises a UserError if a checkpoint, or the best until then, is damaged."""
+    """Raises a UserError if a checkpoint, or the best one so far, is damaged."""
     require_intact(checkpoint)
     best = read_object(checkpoint / "trainer_state.json").get("best_global_step")
     if best:
@@ -196,7 +200,7 @@ def _require_intact(checkpoint: Path) -> None:
 def _save_result(
     trainer: SentenceTransformerTrainer | CrossEncoderTrainer, checkpoints: Path, target: Path
 ) -> None:
-    """Saves the model, that of the best evaluation if there was one, and deletes checkpoints."""
+    """Saves the model, of the best evaluation if there was any, and deletes checkpoints."""
     step = trainer.state.best_global_step
     if step:
         logger.info("saving the best model: step %d", step)
@@ -242,11 +246,11 @@ class _MetricsCallback(ProgressCallback):
 
 
 class _CheckpointCallback(TrainerCallback):
-    """Saves the best models, logs where a run may resume, completes checkpoints by checksums."""
+    """Saves after the best evaluations, logs at checkpoints, and completes them by checksums."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A resumed run restarts the running mean of the loss, so restart it wherever one may
-        # resume; and log at the end, so that every run has a last loss.
+        # A resumed run restarts the running mean of the loss; so does each checkpoint. Logging at
+        # the end gives every run a final loss.
         is_last = state.global_step >= state.max_steps
         if control.should_save or control.should_evaluate or is_last:
             control.should_log = True
@@ -259,6 +263,6 @@ class _CheckpointCallback(TrainerCallback):
             control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        PartialState().wait_for_everyone()  # each writes a part of it
+        PartialState().wait_for_everyone()  # each process writes a part of the checkpoint
         if is_main_process():
             write_checksums(Path(args.output_dir, f"checkpoint-{state.global_step}"))

@@ -1,4 +1,4 @@
-"""Reads what rankers train on: (query, relevant passage) pairs, negatives, judgments by number."""
+"""Reads training data: pairs of query and relevant passage, negatives, numbered judgments."""
 
 import dataclasses
 import hashlib
@@ -39,43 +39,43 @@ _FILE = "rows.sqlite"
 
 
 class Judgments(NamedTuple):
-    """Judgments, and a teacher's scores, as matrices over numbered queries and passages."""
+    """Judgments and a teacher's scores, as matrices over numbered queries and passages."""
 
     queries: dict[str, int]
-    passages: dict[str, int]  # from 1; any other passage has number 0
+    passages: dict[str, int]  # from 1; all other passages have number 0
     relevant: scipy.sparse.csr_array  # of bool, (queries, passages + 1)
     teacher: scipy.sparse.csr_array | None  # of float32, the same shape
 
     def numbers(self, query: str, passages: Sequence[str]) -> list[int]:
-        """Returns the number of a query, then those of passages."""
+        """Returns the number of a query, followed by those of passages."""
         return [self.queries[query], *(self.passages.get(passage, 0) for passage in passages)]
 
 
 class TrainingData(NamedTuple):
-    """What a ranker is trained on."""
+    """The training data of a bi-encoder or cross-encoder."""
 
     pairs: datasets.Dataset  # `query_id` and `positive_id`
     judgments: Judgments
     queries: Mapping[str, str]  # id → text
-    passages: Mapping[str, str]  # id → text as encoders read it, of the whole collection
-    # Query id → ids of passages to draw negatives from, with spaces between them.
+    passages: Mapping[str, str]  # id → text for encoders, of the whole collection
+    # Query id → ids of passages to draw negatives from, separated by spaces.
     candidates: Mapping[str, str]
     n_negatives: int  # per pair
     seed: int  # for drawing negatives
-    checksums: dict[str, str]  # kind → SHA-256 of the file that was read
+    checksums: dict[str, str]  # kind → SHA-256 of the input file
 
 
 @dataclasses.dataclass
 class Epoch:
-    """The epoch of a training: its callback sets it, its sampler and its collator read it."""
+    """The current epoch, set by a callback and read by the sampler and the collator."""
 
     number: int = 0
 
 
 class RowCollator:
-    """Turns pairs of ids into rows of texts before another data collator collates those.
+    """Converts pairs of ids to rows of texts for another data collator.
 
-    The dataset keeps ids alone, so nothing copies or hashes the texts of a collection.
+    The dataset contains only ids, so the collection's texts are neither copied nor hashed.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class RowCollator:
         fill: Callable[[TrainingData, str, list[str]], list[dict[str, Any]]],
         collate: BaseDataCollator,
     ) -> None:
-        """`fill` makes rows of the ids of a query and its passages, the first of them relevant."""
+        """`fill` makes rows from the ids of a query and its passages, the first one relevant."""
         self._data = data
         self._epoch = epoch
         self._fill = fill
         self._collate = collate
-        self.valid_label_columns = collate.valid_label_columns  # the trainer asks for it
+        self.valid_label_columns = collate.valid_label_columns  # the trainer reads this
 
     def __call__(self, pairs: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-        """Collates the rows of the pairs of a step."""
+        """Collates the rows of a step's pairs."""
         batch: dict[str, Any] = self._collate(self.fill(pairs))
         return batch
 
     def fill(self, pairs: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
-        """Returns the rows of pairs, with the negatives of the epoch."""
+        """Returns the rows of pairs, with the epoch's negatives."""
         rows = []
         for pair in pairs:
             query, positive = pair["query_id"], pair["positive_id"]
@@ -114,12 +114,16 @@ class EpochCallback(TrainerCallback):
         self._epoch = epoch
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Takes the epoch from the trainer's state."""
+        """Copies the epoch from the trainer's state."""
         self._epoch.number = int(state.epoch or 0)
 
 
 def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]:
-    """Draws `n` row numbers, ascending; 0: all. With one seed, larger samples hold smaller ones."""
+    """Draws `n` row numbers, ascending; 0: all. Larger samples contain smaller ones of one seed.
+
+    Raises:
+      UserError: for a negative `n` or one above `n_rows`; `setting` and `what` are for the message.
+    """
     if not 0 <= n <= n_rows:
         raise UserError(f"{setting} is {n}: expected 1 to {n_rows}, {what}, or 0 for all of them")
     order = np.random.default_rng(seed).permutation(n_rows)
@@ -127,7 +131,7 @@ def sample(n: int, n_rows: int, seed: int, setting: str, what: str) -> list[int]
 
 
 def to_judgments(relevant: Qrels, teacher: Run | None) -> Judgments:
-    """Numbers the queries, and the passages relevant to them or scored for them by the teacher."""
+    """Numbers the queries, and all passages that are relevant to them or scored by the teacher."""
     scores = {query: teacher[query] for query in relevant} if teacher else {}
     queries = {query: i for i, query in enumerate(relevant)}
     named = dict.fromkeys(p for table in (relevant, scores) for row in table.values() for p in row)
@@ -149,13 +153,13 @@ def to_judgments(relevant: Qrels, teacher: Run | None) -> Judgments:
 
 
 def training_pairs(relevant: Qrels) -> datasets.Dataset:
-    """Lists every query and passage relevant to it as one row (`query_id`, `positive_id`)."""
+    """Returns a row (`query_id`, `positive_id`) for each query and relevant passage."""
     rows = [{"query_id": q, "positive_id": p} for q, grades in relevant.items() for p in grades]
     return datasets.Dataset.from_list(rows)
 
 
 def draw_negatives(data: TrainingData, epoch: int, query: str, positive: str) -> list[str]:
-    """Draws ids of negatives by (seed, epoch, pair), some repeatedly if the query has too few."""
+    """Draws ids of negatives by (seed, epoch, pair), with repeats if the query has too few."""
     n = data.n_negatives
     if not n:
         return []
@@ -171,19 +175,18 @@ def read_training(
     teacher_run: Path | None = None,
     title_separator: str = " ",
 ) -> TrainingData:
-    """Reads the pairs of a training set and the negatives to draw from.
+    """Reads the pairs of a training set and the candidates for their negatives.
 
-    A query without negatives in `negatives_run` draws from a random sample of all passages but its
-    relevant ones; with a cross-encoder's scores, `teacher_run`, negatives are drawn from the
-    passages it has scored. A passage with the text of a relevant one, under another id, is no
-    negative.
+    A query without candidates in `negatives_run` gets a random sample of the passages that are not
+    relevant to it. With a `teacher_run`, only passages with a score of the teacher are candidates.
+    Copies of a relevant passage under other ids are never negatives.
 
     Args:
-      settings: what to read.
-      stored: a folder for passages and negatives, which all processes read there; what is in it is
-        used again if it was made of the same files in the same way.
-      teacher_run: a TREC run.
-      title_separator: comes between a passage's title and its text.
+      settings: the data to read.
+      stored: a folder for passages and negatives, shared by all processes; its contents are reused
+        if they were made from the same files in the same way.
+      teacher_run: a TREC run with a cross-encoder's scores.
+      title_separator: put between a passage's title and its text.
     """
     files = split_files(settings.folder, settings.split)
     queries, qrels = read_split(settings.folder, settings.split)
@@ -256,7 +259,7 @@ def _store_pool(
         unknown: dict[str, None] = {}
         n_without = 0
         for query, found in candidates_by_query(run, relevant, depth):
-            names = [name for name in found if name != query]  # where queries are passages
+            names = [name for name in found if name != query]  # if queries are passages
             unknown |= dict.fromkeys(passages.missing(names))
             n_without += not names
             drawn = names or _draw_pool(settings, query, {*relevant[query], query}, passages)
@@ -264,8 +267,8 @@ def _store_pool(
         require_known(unknown, (), "passages", run)
         if n_without:
             logger.warning(
-                "%s has no negative for %d of %d queries: theirs are drawn from a sample of all"
-                " passages but those judged relevant and their copies",
+                "%s has no negative for %d of %d queries: they are drawn from a sample of all"
+                " passages except relevant ones and their copies",
                 run,
                 n_without,
                 len(relevant),
@@ -278,7 +281,7 @@ def _store_pool(
 def _draw_pool(
     settings: DataSettings, query: str, left_out: Collection[str], passages: StoredTexts
 ) -> list[str]:
-    """Draws as many passages as a pool has, by (seed, query), without some of them."""
+    """Draws a pool of passages by (seed, query), without those in `left_out`."""
     depth = settings.negatives_depth
     rng = np.random.default_rng((settings.seed, zlib.crc32(query.encode())))
     n_drawn = min(depth + len(left_out), len(passages))
@@ -287,14 +290,18 @@ def _draw_pool(
 
 
 def _sha256(made_of: Sequence[Any]) -> str:
-    """Returns the checksum of values of JSON."""
+    """Returns the SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
 def _scored_candidates(
     candidates: Mapping[str, str], relevant: Qrels, teacher: Run, source: Path
 ) -> dict[str, str]:
-    """Keeps the candidates that the teacher has scored; it must have scored all positives."""
+    """Keeps the candidates with a score of the teacher.
+
+    Raises:
+      UserError: if a positive has no score, or a query has no scored candidate.
+    """
     if missing := [
         f"{query} {passage}"
         for query, passages in relevant.items()

@@ -90,8 +90,8 @@ def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):
     rankings = [Ranking(name, run) for name, run in zip(("one", "other"), runs, strict=True)]
     trial = Trial(folder / "data", metrics=("MRR@10",))
     measure_all(trial, rankings, texts)
-    (line,) = [line for line in caplog.messages if "not judged itself" in line]
-    assert line.startswith(f"{N // 2} of {N} queries of other find, among their first 10 passages")
+    (line,) = [line for line in caplog.messages if "an unjudged copy" in line]
+    assert line.startswith(f"{N // 2} of {N} queries of other have, among their first 10 passages")
 
 
 @pytest.mark.effect("adapt --language")

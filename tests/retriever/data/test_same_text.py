@@ -38,7 +38,7 @@ def test_queries_are_counted_that_find_a_copy_which_is_not_judged():
 def test_the_warning_is_one_line_and_the_metric_is_trec_evals(caplog):
     warn_of_copies({"bm25": FIRST, "dense": {"q1": ["a"]}}, QRELS, texts)
     (line,) = caplog.messages
-    assert line.startswith("1 of 4 queries of bm25 find, among their first 10 passages, one with")
+    assert line.startswith("1 of 4 queries of bm25 have, among their first 10 passages, an")
     assert "dense" not in line
     caplog.clear()
     warn_of_copies({"dense": {"q1": ["a"]}}, QRELS, texts)

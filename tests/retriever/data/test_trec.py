@@ -85,8 +85,8 @@ def test_results_that_cannot_all_be_made_leave_no_run(tmp_path):
     ("lines", "warning"),
     [
         (["1 3.0", "2 2.0", "3 1.0"], ""),
-        (["1 1.0", "2 2.0", "3 3.0"], "1 of 2 queries the score of the last rank is above"),
-        (["3 3.0", "1 1.0", "2 2.0"], "1 of 2 queries the score of the last rank is above"),
+        (["1 1.0", "2 2.0", "3 3.0"], "1 of 2 queries the last rank has a higher score"),
+        (["3 3.0", "1 1.0", "2 2.0"], "1 of 2 queries the last rank has a higher score"),
         (["0 1.0", "0 2.0", "0 3.0"], ""),  # no ranks
         (["x 1.0", "y 2.0", "z 3.0"], ""),
         (["1 2.0", "2 1.0", "3 2.0"], "1 of 2 queries have results with equal scores, which keep"),

@@ -90,11 +90,14 @@ def test_copies_of_relevant_passages_are_counted(tmp_path, caplog, capsys):
     assert main(words) == 0
     assert not [line for line in caplog.messages if "relevant" in line]
     assert main([*words, "--split=test"]) == 0
-    assert f"1 of 1 queries of {run} find, among their first 10 passages, one" in caplog.text
-    assert "not among those that are searched" not in caplog.text
+    assert (
+        f"1 of 1 queries of {run} have, among their first 10 passages, an unjudged copy"
+        in caplog.text
+    )
+    assert "not in the corpus" not in caplog.text
     write_qrels(tmp_path / "qrels" / "dev.tsv", {"q": {"a": 1, "z": 1}})
     assert main([*words, "--split=dev"]) == 0
-    assert "1 of the 2 passages that the judgments of dev find relevant are not" in caplog.text
+    assert "1 of the 2 relevant passages in the judgments of dev are not" in caplog.text
 
 
 @pytest.mark.parametrize(

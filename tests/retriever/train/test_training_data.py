@@ -176,7 +176,7 @@ def test_a_query_without_negatives_draws_none_that_is_relevant(beir, tmp_path, c
         "q3": ["d8"],
         "d4": [name for name in [*names, "copy"] if name not in ("d4", "d5")],
     }
-    assert "has no negative for 3 of 4 queries: theirs are drawn from a sample" in caplog.text
+    assert "has no negative for 3 of 4 queries: they are drawn from a sample" in caplog.text
     # A small pool is as large as the others, and the same for the same seed alone.
     few = [
         read_training(settings._replace(negatives_depth=3, seed=seed), tmp_path / "stored")

@@ -231,7 +231,7 @@ def test_what_is_resolved_is_read_alike_with_pytorch_and_without(name, tmp_path,
 def test_what_needs_to_be_resolved_is_one_line(tmp_path, monkeypatch, capsys):
     folder = write_folder(MINILM._replace(in_subfolder=True), tmp_path / "model")
     monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
-    with pytest.raises(UserError, match="without PyTorch, .* that `cocondenser resolve` wrote"):
+    with pytest.raises(UserError, match=r"without PyTorch, .* that `cocondenser resolve` wrote"):
         load_folder(folder)
     largest = write_folder(MINILM._replace(modules=(pooling("max"), UNIT)), tmp_path / "largest")
     monkeypatch.undo()

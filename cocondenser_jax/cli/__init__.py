@@ -1,7 +1,7 @@
-"""`cocondenser <command>`: parses the command line, calls one function, prints.
+"""`cocondenser <command>`: parses the command line, calls one function, prints the result.
 
 A command is a function with its flags declared above it; its docstring is the help. It returns the
-exit status, None for 0. Libraries are imported in it, so that `--help` and user errors are fast.
+exit status, None for 0. Libraries are imported inside it, so that `--help` and errors are fast.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from cocondenser_jax.cli.flags import PROGRAM
 from cocondenser_jax.cli.output import LogFormatter, progress_as_lines
 from cocondenser_jax.errors import UserError, name_extra
 
-# Libraries whose INFO is not shown.
+# Libraries with INFO messages that are hidden.
 _QUIET = (
     "aiobotocore",
     "datasets",
@@ -33,7 +33,7 @@ _QUIET = (
     "sentence_transformers",
 )
 
-# Errors of the operating system that the user can mend.
+# Errors of the operating system that the user can fix.
 _FIXABLE = {
     errno.EACCES,
     errno.EPERM,
@@ -53,20 +53,20 @@ click.version_option(__version__, message="%(version)s")(PROGRAM)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
-    # Before torch is loaded: on a busy machine, OpenMP threads that spin while they wait made
-    # fine-tuning a hundred times slower; threads that sleep cost nothing measurable.
+    # Set before torch is loaded. On a busy machine, spinning OpenMP threads made fine-tuning a
+    # hundred times slower; sleeping threads cost nothing measurable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # With one GPU or none it warns that there is nothing to gather.
+    # With at most one GPU, it warns that torch.distributed is not available.
     logging.getLogger("sentence_transformers.util.distributed").setLevel(logging.ERROR)
     try:
         with progress_as_lines():
             status = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # here, where a full device can still be reported
+        sys.stdout.flush()  # so that a full device is still reported
         return status
     except click.UsageError as error:
         return _report_usage(error)
@@ -99,7 +99,7 @@ def _run(words: list[str]) -> int:
         if any("\udc80" <= character <= "\udcff" for character in word):
             raise UserError(f"{word}: expected UTF-8 (rename the file or folder)")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP is ignored
             signal.signal(number, _end)
     try:
         with _ended_after_all(), PROGRAM.make_context("cocondenser", words) as context:
@@ -109,20 +109,20 @@ def _run(words: list[str]) -> int:
 
 
 class _Ended(SystemExit):
-    """What a signal ends the command by."""
+    """The exception with which a signal ends the command."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Ends the command by an exception, so that nothing half-made stays."""
-    signal.signal(number, signal.SIG_DFL)  # the next signal ends it at once
+    """Ends the command by an exception, so that partial outputs are removed."""
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process immediately
     raise _Ended(128 + number)
 
 
 @contextlib.contextmanager
 def _ended_after_all() -> Iterator[None]:
-    """Raises an `_Ended` again that Python ignored: one in a callback of the garbage collector.
+    """Raises an `_Ended` again if Python ignored it inside a garbage collector's callback.
 
-    JAX (0.10.2) has such a callback. The exception comes again a moment later, from outside of it.
+    JAX (0.10.2) has such a callback. The exception is raised again a moment later, outside of it.
     """
     report = sys.unraisablehook
 
@@ -146,7 +146,7 @@ def _ended_after_all() -> Iterator[None]:
 
 
 def _report_usage(error: click.UsageError) -> int:
-    """Prints help for a call without arguments, and one line for a mistake."""
+    """Prints the help for a call without arguments, or one line for a mistake."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return 2
@@ -155,7 +155,7 @@ def _report_usage(error: click.UsageError) -> int:
 
 
 def _report(error: object) -> int:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of the processes that torchrun has started
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a process started by torchrun
         from cocondenser_jax.retriever.train.processes import main_process_reports
 
         if main_process_reports():
@@ -165,6 +165,6 @@ def _report(error: object) -> int:
 
 
 def _drop_output() -> None:
-    """Keeps Python from writing the rest of the output, and failing again, when it ends."""
-    with contextlib.suppress(OSError):  # in a test, it has no descriptor
+    """Keeps Python from writing the remaining output, and failing again, at exit."""
+    with contextlib.suppress(OSError):  # standard output has no descriptor in tests
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from cocondenser_jax.cli.flags import (
 from cocondenser_jax.cli.output import print_metrics, print_table, print_text
 from cocondenser_jax.files.whole import write_json
 
-# What is shown of a comparison: its key, the head of its column, and how a value is formatted.
+# Columns of a comparison: key, header, and format of values.
 _COLUMNS = {
     "mean": ("run", ".4f"),
     "other_mean": ("other", ".4f"),
@@ -43,13 +43,13 @@ _COLUMNS = {
     flag(
         "--data",
         DATA,
-        "folder of queries and passages, for a page on the queries that gain and lose",
+        "folder of queries and passages, for a report on queries that gain and lose",
         goes_with="compare_with",
     ),
     flag(
         "--report",
         OUTPUT_FILE,
-        "HTML file of that page to write",
+        "HTML file for that report",
         default="report.html",
         goes_with="data",
     ),
@@ -69,7 +69,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
     if data:
         from cocondenser_jax.retriever.compare.report import write_changes
     names = [name.strip() for name in metric.split(",")]
-    for name in names:  # a mistake need not wait for the runs
+    for name in names:  # finds errors before the runs are read
         parse_metric(name)
     judgments = read_qrels(qrels)
     runs = {path: read_run(path) for path in (run, compare_with) if path is not None}

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names of the commands as they were added, not by the alphabet."""
+        """Returns the names of the commands in the order of their declaration."""
         return list(self.commands)
 
 
@@ -39,32 +39,32 @@ PROGRAM = _Group(
 
 
 class _OutputFile(click.ParamType):
-    """A file that a command writes: known to be writable before the command begins, and no data."""
+    """An output file, which is checked to be writable before the command starts."""
 
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Returns the path; raises a UserError if it cannot be written, or holds a user's data."""
+        """Returns the path; raises a UserError if it is not writable, or is a user's data file."""
         path = Path(value)
         require_writable(path)
         if path.is_file() and is_data_file(path.absolute()):
             raise UserError(
                 f"{path} exists, and has the name of a data folder's passages, queries or"
-                " judgments: choose another name"
+                " judgments: choose another one"
             )
         return path
 
 
 class _Named(click.ParamType):
-    """Data that may be the name of a published collection, see `collection.named`."""
+    """Data that may be given by the name of a published collection, see `retriever.data.named`."""
 
     def __init__(self, kind: type) -> None:
-        """Takes what the value becomes: a Path, or the text that it is."""
+        """Takes the type of the value: Path or str."""
         self.kind = kind
         self.name = "data" if kind is Path else "corpus"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value; the command, before it begins, puts the folder in its place."""
+        """Returns the value; it is replaced by a folder when the command is invoked."""
         return self.kind(value)
 
 
@@ -75,12 +75,12 @@ CORPUS = _Named(str)  # DOCUMENTS
 
 class _Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the words; names all required flags that are missing, not the first alone."""
+        """Parses the arguments; names all missing required flags, not only the first."""
         self._refuse_old_names(ctx, args)
         given, rest, order = self.make_parser(ctx).parse_args(list(args))
         if any(parameter.is_eager for parameter in order):  # --help
             return super().parse_args(ctx, args)
-        for parameter in order:  # click would take the last value
+        for parameter in order:  # click would use the last value
             has_one = isinstance(parameter, _Flag) and not (parameter.multiple or parameter.is_flag)
             if has_one and order.count(parameter) > 1:
                 raise click.UsageError(f"{parameter.opts[0]} is given twice: expected once", ctx)
@@ -103,7 +103,7 @@ class _Command(click.Command):
                 raise click.UsageError(f"{flag} is now --{named[flag].name}", ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Calls the command's function, unless a file to write is one that it reads, or would."""
+        """Calls the command's function, unless an output file is also an input."""
         self._name_columns(ctx)
         read = [ctx.params[str(each.name)] for each in self.params if each.type is CORPUS]
         sources = [source for value in read for source in _each(value)]
@@ -121,7 +121,7 @@ class _Command(click.Command):
         return super().invoke(ctx)
 
     def _name_columns(self, ctx: click.Context) -> None:
-        """Joins --columns, if the command has it, to the source that it describes."""
+        """Appends --columns, if the command has it, to the source that it describes."""
         if not (columns := ctx.params.get(str(COLUMNS.name))):
             return
         for each in self.params:
@@ -131,7 +131,7 @@ class _Command(click.Command):
 
 
 def _unexpected(word: str, absent: Sequence[click.Parameter]) -> str:
-    """Words the refusal of an argument; it may be the value of a flag that is not given."""
+    """Returns the message for a positional argument, with the missing flag it may belong to."""
     missing = [each for each in absent if each.required]
     named = [each for each in missing if isinstance(each.type, _Named)] or missing
     named = named or [each for each in absent if each.name == "query"]
@@ -140,11 +140,11 @@ def _unexpected(word: str, absent: Sequence[click.Parameter]) -> str:
 
 
 def _with_folder(parameter: click.Parameter, value: Any) -> Any:
-    """Puts data folders in the place of names of collections, in settings too."""
+    """Replaces names of collections by data folders, also in settings."""
     if parameter is OVERRIDES:
         settings = (setting.rpartition("=") for setting in value)
         return tuple(f"{key}{equals}{_found(name)}" for key, equals, name in settings)
-    if isinstance(value, tuple):  # of a flag that may be repeated
+    if isinstance(value, tuple):  # a flag that may be repeated
         return tuple(_with_folder(parameter, each) for each in value)
     return value if value is None else parameter.type.convert(_found(value), parameter, None)
 
@@ -158,7 +158,7 @@ def _found(name: str | Path) -> str | Path:
 
 
 def _require_own(name: str, output: Path, values: Mapping[str, Any]) -> None:
-    """Raises a UserError if another flag than `name` names the file that it writes."""
+    """Raises a UserError if the output of flag `name` is also the value of another flag."""
     target = os.path.realpath(output)
     for other, value in values.items():
         for path in _each(value):
@@ -168,14 +168,14 @@ def _require_own(name: str, output: Path, values: Mapping[str, Any]) -> None:
 
 
 def _require_not_read(output: Path, sources: Iterable[str]) -> None:
-    """Raises a UserError for a file that the next call would read as documents of a source."""
+    """Raises a UserError for an output file that the next call would read as documents."""
     if is_accepted(output.name):
         for source in sources:
             require_not_read(source, output)
 
 
 def _each(value: Any) -> tuple[Any, ...]:
-    """Returns the values of a flag, which may be absent or repeated."""
+    """Returns the values of a flag that may be missing or repeated."""
     if isinstance(value, tuple):
         return value
     return () if value is None else (value,)
@@ -184,9 +184,11 @@ def _each(value: Any) -> tuple[Any, ...]:
 def command(
     example: str, *flags: click.Parameter
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds a function to the program as a command, called with the flags by name.
+    """Returns a decorator that adds a function to the program as a command.
 
-    Its help is the function's docstring, the flags, and an example, which begins with its name.
+    Args:
+      example: an example call without the program's name; its first word names the command.
+      flags: the command's flags, passed to the function by name.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +209,7 @@ def command(
 
 
 def wrapped(example: str) -> str:
-    """Returns a command of the program in lines of at most 76 characters, broken before flags."""
+    """Wraps a command at 76 characters, breaking lines before flags."""
     lines = [""]
     for word in f"  cocondenser {example}".split(" --"):
         flag = f" --{word}" if lines[0] else word
@@ -219,13 +221,13 @@ def wrapped(example: str) -> str:
 
 
 class _Flag(click.Option):
-    goes_with: tuple[str, ...] = ()  # names of flags; without one of them, this has no effect
+    goes_with: tuple[str, ...] = ()  # flags, at least one of which is needed for this one
     formerly = ""
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Refuses the flag where it has no effect; `opts` holds the flags that are given."""
+        """Refuses the flag if it would have no effect; `opts` holds the given flags."""
         if self.goes_with and self.name in opts and not {*self.goes_with} & {*opts}:
             raise click.UsageError(f"--{self.name} goes with {_either(self.goes_with)}", ctx)
         return super().handle_parse_result(ctx, opts, args)
@@ -235,7 +237,7 @@ def _either(names: Sequence[str]) -> str:
     return " or ".join(f"--{name}" for name in names)
 
 
-# What stands for the value of a flag in the help, where its type does not say it.
+# Placeholders for the values of flags in the help, other than their types.
 _METAVARS = {"--model": "MODEL", "--tokenizer": "MODEL", "--store": "STORE"}
 
 
@@ -254,16 +256,16 @@ def flag(
     """Declares a flag.
 
     Args:
-      name: with its dashes.
-      kind: a function that parses the value; or the default; or the choices, of which the first is
-        the default, None for none.
-      meaning: the help.
-      default: of a value that is parsed.
-      metavar: what stands for the value in the help.
-      goes_with: the flag without which this one is refused; or several, of which one will do.
-      required: whether the command needs it.
-      multiple: whether it may be repeated.
-      formerly: its name before, without dashes, which is answered with this one.
+      name: the name, with dashes.
+      kind: a parser of the value; or the default; or the choices, the first being the default (None
+        for no default).
+      meaning: the help text.
+      default: the default for a parser.
+      metavar: the placeholder for the value in the help.
+      goes_with: one or several flags, at least one of which must be given with this one.
+      required: whether the flag is required.
+      multiple: whether the flag may be repeated.
+      formerly: a former name, without dashes; the error for it names this flag.
     """
     if metavar is None:
         metavar = "N" if isinstance(kind, click.IntRange) else _METAVARS.get(name)
@@ -292,13 +294,13 @@ required = partial(flag, required=True)
 
 
 def require_one(**places: str | Path | None) -> None:
-    """Refuses none and several of some flags."""
+    """Raises a UserError unless exactly one of several flags is given."""
     if sum(value is not None for value in places.values()) != 1:
         *others, last = [f"--{name}" for name in places]
         raise UserError(f"give one of {', '.join(others)} and {last}")
 
 
-# What `corpus.sources.open_records` reads.
+# The sources of `corpus.sources.open_records`.
 DOCUMENTS = (
     "a .txt, .md, .jsonl, .tsv or .parquet file, a folder or pattern (docs/**/*.md) of them,"
     " a folder of passages,"
@@ -339,7 +341,10 @@ def _refuse_unknown_flags(
 
 
 def _by_last_name(context: click.Context, word: str) -> str | None:
-    """Returns a setting of fine-tuning by its full name, of `--learning_rate=1e-5`; None: none."""
+    """Returns the full name of a fine-tuning setting for a word such as `--learning_rate=1e-5`.
+
+    None if no setting has this last name.
+    """
     if context.command.name != "finetune":
         return None
     from cocondenser_jax.settings import FINE_TUNING, full_names
@@ -367,7 +372,7 @@ EXPERIMENT = (
     OVERRIDES,
 )
 JSON_OUT = flag("--json_out", OUTPUT_FILE, "also write the results to this JSON file")
-# Of `representation.Given`: what is said in place of what a model's folder says.
+# Fields of `representation.Given`, which override a model folder's settings.
 POOLING = flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own")
 SIMILARITY = flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own")
 QUERY_PROMPT = flag("--query_prompt", str, "text before each query (default: the model's own)")
@@ -395,7 +400,7 @@ RUN_OF_DATA = (
 
 
 def precision(chip: str) -> click.Option:
-    """Declares in what number format a model computes; `chip`: what "auto" asks for bfloat16."""
+    """Declares --precision; "auto" depends on bfloat16 support of `chip`."""
     meaning = f"number format; auto: bfloat16 if the {chip} supports it"
     return flag("--precision", ("auto", "float32", "bfloat16"), meaning)
 
@@ -418,17 +423,17 @@ _PACKAGES = {"slurm": "datatrove", "ray": "ray"}  # of the executors
 
 
 def take(flags: dict[str, Any], kind: Callable[..., T]) -> T:
-    """Takes out of flags those that are fields of a named tuple, and makes one of them."""
+    """Removes the fields of a named tuple from `flags`, and returns the tuple."""
     names: tuple[str, ...] = getattr(kind, "_fields", ())
     return kind(**{name: flags.pop(name) for name in names if name in flags})
 
 
 def take_engine(flags: dict[str, Any]) -> Engine | None:
-    """Takes out of flags those of ENGINE, and makes what they name; None: one process."""
+    """Removes the flags of ENGINE from `flags`, and returns the engine; None: one process."""
     options = flags.pop("executor_options")
     engine = take(flags, Engine)
     if engine.tasks is None:
         return None
     if engine.executor in _PACKAGES:
-        importlib.import_module(_PACKAGES[engine.executor])  # missing: nothing is written yet
+        importlib.import_module(_PACKAGES[engine.executor])  # fails before anything is written
     return engine._replace(options=read_object(options) if options else {})

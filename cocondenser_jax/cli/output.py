@@ -1,4 +1,4 @@
-"""Prints results, escaping control characters that a file may hold."""
+"""Prints results; escapes control characters, which may come from files."""
 
 import contextlib
 import logging
@@ -20,23 +20,23 @@ from cocondenser_jax.files.whole import write_json
 if TYPE_CHECKING:  # --help loads no NumPy
     from cocondenser_jax.retriever.data.layouts import Passage
 
-_SECONDS_BETWEEN_LINES = 30  # of a bar
-_INDENT = 5  # of a passage's text, in characters
+_SECONDS_BETWEEN_LINES = 30  # of a progress bar
+_INDENT = 5  # characters before a passage's text
 
 
 class LogFormatter(logging.Formatter):
-    """Escapes control characters: a message may quote a file."""
+    """Escapes control characters in messages, which may quote files."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the message, its lines as they are."""
+        """Returns the message with its line breaks."""
         return "\n".join(map(escape_control, super().format(record).split("\n")))
 
 
 @contextlib.contextmanager
 def progress_as_lines() -> Iterator[None]:
-    """Lets progress bars print a line from time to time where stderr is no terminal.
+    """Makes progress bars print occasional lines if stderr is not a terminal.
 
-    Redrawn, as on a terminal, they would fill a file.
+    Otherwise, redrawn bars would fill a log file.
     """
     if sys.stderr.isatty():
         yield
@@ -50,7 +50,7 @@ def progress_as_lines() -> Iterator[None]:
 
 
 def _print_bar(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
-    """Prints a bar as `tqdm.display` does, but seldom, or when it ends and is left."""
+    """Replaces `tqdm.display`: prints a bar rarely, and at its end if it is to remain."""
     has_ended = bar.disable  # then tqdm ends the line
     now = time.time()
     if has_ended and msg is None:
@@ -70,16 +70,16 @@ def print_text(text: Any) -> None:
 
 
 def print_command(*words: str) -> None:
-    """Prints a command of the program that continues from here, to be copied."""
+    """Prints the next command, ready to copy."""
     print_text(f"next: cocondenser {shlex.join(words)}")
 
 
 def print_search(
     query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str = "nothing found"
 ) -> None:
-    """Prints a query and its hits: rank, id, title, score and the beginning of each passage.
+    """Prints a query and its hits: rank, id, title, score and the start of each passage.
 
-    `nothing` is printed where there is none.
+    `nothing` is printed if there are no hits.
     """
     print_text(f'"{query}"')
     width = shutil.get_terminal_size().columns - _INDENT
@@ -93,7 +93,7 @@ def print_search(
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows of cells under a header; all columns but the first are aligned to the right."""
+    """Prints a table; all columns except the first are right-aligned."""
     header, *rows = [[escape_control(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for first, *others in (header, *rows):
@@ -102,9 +102,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_metrics(metrics: Mapping[str, Any], json_out: Path | None) -> None:
-    """Prints one name and value per line; also writes them to `json_out`, if any.
+    """Prints one name and value per line; also writes them to `json_out`, if given.
 
-    The names of nested values are joined by dots; what is None or empty is not printed.
+    Nested names are joined by dots; None and empty values are not printed.
     """
     flat = {name: value for name, value in flatten(metrics).items() if value not in (None, "", [])}
     width = max(map(len, flat))

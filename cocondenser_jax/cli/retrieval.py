@@ -1,4 +1,4 @@
-"""Commands of retrieval, from encode to mine."""
+"""Commands of dense retrieval: encode, index, search and retrieve."""
 
 import sys
 import time
@@ -44,7 +44,7 @@ _LANGUAGE = "language for BM25 (default: that of its index, for a new one englis
 
 
 def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
-    """Declares how an index or embeddings are searched."""
+    """Declares the flags for searching an index or embeddings."""
     dense = partial(flag, goes_with=goes_with)
     return (
         flag(
@@ -75,7 +75,7 @@ def _dense_search(goes_with: tuple[str, ...] = ()) -> tuple[click.Option, ...]:
 
 
 def _vectors(parameters: str | None, device: Any, oversampling: int | None) -> Any:
-    """Returns how the vectors are compared by the flags of `_dense_search`; None: as they are."""
+    """Returns the kind of vector search by the flags of `_dense_search`; None for the default."""
     from cocondenser_jax.retriever.search.opening import Bits, Exact, Faiss
 
     if device is not None and oversampling is not None:
@@ -95,7 +95,7 @@ def _open(
     oversampling: int | None,
     **how: Any,
 ) -> Any:
-    """Opens an index by the flags of `_dense_search`; a wrong folder waits for no model."""
+    """Opens an index by the flags of `_dense_search`; checks the folder before the model."""
     from cocondenser_jax.files.remote import local_copy
     from cocondenser_jax.model_folder.model import open_model
     from cocondenser_jax.retriever.search.embeddings import read_manifest
@@ -153,7 +153,7 @@ def encode(model, corpus, out, shard_size, task, backend, parquet, json_out, **f
         raise UserError("--task runs one task alone: give neither --tasks nor --parquet")
     if parquet and flags["dtype"] in QUANTIZED:
         raise UserError(f"--parquet has no {flags['dtype']}: expected --dtype=float32 or float16")
-    source = corpus_source(corpus)  # a missing file need not wait for a model of the hub
+    source = corpus_source(corpus)  # finds a missing file before a model is downloaded
     with output_folder(out, task, grows=True) as folder:
         require_place(folder, task, in_tasks=engine is not None)
         encoding = Encoding(open_model(model, given), **flags)
@@ -241,7 +241,7 @@ def search(index, embeddings, corpus, model, query, depth, json_out, **how):
 def _lexical_search(
     corpus: str, language: str | None, k: int
 ) -> Callable[[str], tuple[Any, dict[str, float]]]:
-    """Indexes passages for BM25; returns what finds them, without loading PyTorch."""
+    """Indexes passages for BM25, without PyTorch; returns a search function."""
     from cocondenser_jax.retriever.search.bm25 import find_passages, index_corpus
 
     index = index_corpus(corpus, language)
@@ -255,7 +255,7 @@ def _lexical_search(
 
 
 def _typed_queries() -> Iterator[str]:
-    """Yields the lines of standard input that are not blank; prompts on a terminal."""
+    """Yields the non-blank lines of standard input; prompts on a terminal."""
     prompt = "query: " if sys.stdin.isatty() else ""
     try:
         while True:
@@ -265,7 +265,7 @@ def _typed_queries() -> Iterator[str]:
         raise UserError("standard input is not UTF-8") from error
     except EOFError:
         if prompt:
-            print()  # Ctrl-D leaves the cursor behind the prompt
+            print()  # Ctrl-D leaves the cursor after the prompt
 
 
 @command(
@@ -291,7 +291,7 @@ def retrieve(
     from cocondenser_jax.retriever.search.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
-    # A mistake in them need not wait for the index.
+    # Finds errors in them before the index is opened.
     asked = read_asked(data, split, ignore_identical_ids=ignore_identical_ids)
     relevant = relevant_passages(asked.qrels)
     opened = _open(index or embeddings, model, **how)

@@ -1,4 +1,4 @@
-"""Commands that write TREC runs, without an index or of other runs."""
+"""Commands that write TREC runs from passages or from other runs: bm25, fuse, rerank, mine."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ _CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {DOCUM
     IGNORE_IDENTICAL_IDS,
     flag("--k1", click.FloatRange(0), "saturation of term frequency (MS MARCO: 0.82)", default=0.9),
     flag("--b", click.FloatRange(0, 1), "length normalization (MS MARCO: 0.68)", default=0.4),
-    flag("--language", "english", "of stemmer and stop words; none: neither"),
+    flag("--language", "english", "language of stemmer and stop words; none: neither"),
 )
 def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1, b, language):
     """Rank passages by BM25 for the queries of a data set and write a TREC run."""
@@ -74,7 +74,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     from cocondenser_jax.retriever.search.fuse import check_runs, fuse_runs
 
     runs = [read_run(file) for file in run]
-    if ignore_identical_ids:  # before ranks and scores are counted
+    if ignore_identical_ids:  # before ranks and scores are fused
         runs = [drop_identical_ids(each) for each in runs]
     check_runs(dict(zip(map(str, run), runs, strict=True)))
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)

@@ -110,9 +110,9 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 
     experiment = load_config(config, overrides)
     _require_hosts(coordinator, num_hosts, host)
-    if coordinator is None:  # several hosts are connected first, so that all end where one does
+    if coordinator is None:  # several hosts connect first, so that all end at the same error
         require_stores(Path(experiment.data.store))
-    # These load JAX, which a mistake above need not wait for.
+    # These load JAX; errors above are reported without that delay.
     from cocondenser_jax.pipelines.pretraining import folder_probes
     from cocondenser_jax.pretrain.devices import prepare_libtpu
     from cocondenser_jax.pretrain.hosts import is_first, run_on_hosts
@@ -126,7 +126,7 @@ def pretrain(config, overrides, workdir, coordinator, num_hosts, host, profile_d
 
 
 def _require_hosts(coordinator: str | None, n_hosts: int | None, host: int | None) -> None:
-    """Raises a UserError for flags that do not say who the hosts are; see `run_on_hosts`."""
+    """Raises a UserError unless the flags identify the hosts; see `run_on_hosts`."""
     if coordinator in (None, "auto"):
         is_complete = n_hosts is None and host is None
     else:
@@ -157,7 +157,7 @@ def plan(config, overrides, topology, json_out):
 
     experiment = load_config(config, overrides, complete=False)
     require_machine(topology)
-    # These load JAX, which a mistake above need not wait for.
+    # These load JAX; errors above are reported without that delay.
     from cocondenser_jax.plan.machines import prepare_to_plan
     from cocondenser_jax.plan.plan import plan
 
@@ -180,7 +180,7 @@ def convert(run_dir, out, step):
     from cocondenser_jax.files.runs import require_run_folder
 
     require_run_folder(run_dir, "run.json")
-    # This loads JAX, which a missing run need not wait for.
+    # This loads JAX; a missing run is reported without that delay.
     from cocondenser_jax.pretrain.export import export_run
 
     export_run(run_dir, out, step=step)
@@ -211,7 +211,7 @@ def resolve(model, out, **given):
 
     require_absent(out)
     opened = open_model(model, Given(**given))
-    # This loads JAX, which a missing model need not wait for.
+    # This loads JAX; a missing model is reported without that delay.
     from cocondenser_jax.convert.resolve import resolve_model
 
     resolve_model(opened, out)
@@ -224,7 +224,7 @@ def verify(store):
     from cocondenser_jax.corpus.store import verify_store
 
     verify_store(store)
-    print_text(f"{store}: every file is as it was written")
+    print_text(f"{store}: all files match their checksums")
 
 
 @command(

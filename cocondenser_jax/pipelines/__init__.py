@@ -1,1 +1,1 @@
-"""Whole pipelines, above everything that they join."""
+"""Pipelines of several steps, built from all other packages."""

@@ -1,18 +1,18 @@
-"""A sentence-transformers model trained on a corpus, and compared with the model as published.
+"""Trains a sentence-transformers model on a corpus, and compares it with the published model.
 
-The model's own vector is trained, with its own pooling and similarity, on pairs of texts that the
-corpus holds. The published model is replaced only where judgments show that this helped.
+Training uses the model's own pooling and similarity, on pairs of texts from the corpus. The adapted
+model replaces the published one only if judgments show an improvement.
 
     DIR/started.json  the model, the corpus and the settings
-    DIR/published/    the model, with all that was given or is known of it written down
+    DIR/published/    the published model, with all known and given settings in its files
     DIR/store/        the token store
     DIR/pretraining/  the workdir of pre-training
-    DIR/adapted/      what it ended with
-    DIR/test/         the comparison of the two (`comparison.py`)
+    DIR/adapted/      the adapted model
+    DIR/test/         the comparison of both models (`comparison.py`)
     DIR/report.html
     DIR/retriever/    the result: a copy of one of the two models
 
-What exists is not made again, so the same command resumes. Judgments may be given later.
+Existing parts are not made again, so the same command resumes. Judgments may be added later.
 """
 
 import logging
@@ -57,7 +57,7 @@ _UNJUDGED = (
     " --model={adapted}` says what to judge)"
 )
 TEST = "test"
-PUBLISHED = "published"  # the model as it was
+PUBLISHED = "published"  # the model before training
 ADAPTED = "adapted"  # the model after training
 HELPED = "helped"
 
@@ -70,15 +70,21 @@ def adapt(
     overrides: Sequence[str] = (),
     given: Given = NOTHING_GIVEN,
 ) -> Outcome:
-    """Adapts a model to a corpus, and says whether that helped; resumes an earlier call.
+    """Adapts a model to a corpus and tests whether that helped; resumes an earlier call.
 
     Args:
-      workdir: the head of this file says what it will hold.
+      workdir: the output folder, described at the top of this file.
       corpus: see `sources.read_documents`.
-      model: a folder or hub name; see `convert.from_torch.load_folder`.
-      trial: passages, queries and judgments to test by; None: the published model stays.
-      overrides: of the settings of configs/adapt.py.
-      given: what is said of the model's vectors in place of what its folder says.
+      model: a folder or a name on the Hub; see `convert.from_torch.load_folder`.
+      trial: passages, queries and judgments for the test; None: keep the published model.
+      overrides: changes of the settings in configs/adapt.py.
+      given: the user's settings of the model's vectors, which override its folder's.
+
+    Returns:
+      The rankings' table, the verdict, and flags for a search with the best ranking.
+
+    Raises:
+      UserError: also for a model that JAX would train differently than it is used in search.
     """
     require_outside(Path(model), workdir)
     require_not_read(corpus, workdir)
@@ -86,7 +92,7 @@ def adapt(
     require_source(corpus)
     require_place(model)
     asked = None if trial is None else _check_judged(trial)
-    # These load JAX and PyTorch, which a mistake above need not wait for.
+    # These load JAX and PyTorch; errors above are reported without that delay.
     from cocondenser_jax.convert.resolve import resolve_model
     from cocondenser_jax.pipelines import proposal
     from cocondenser_jax.pipelines.pretraining import pretrain_model
@@ -113,12 +119,12 @@ def adapt(
     title = f"{model}, adapted to {corpus}"
     length = config.data.length
     with lock_folder(workdir):
-        start_or_compare(workdir / "started.json", started, free=["corpus"])  # which may move
+        start_or_compare(workdir / "started.json", started, free=["corpus"])  # it may be moved
         make_once(workdir, published, resolve_model, start)
         make_once(workdir, store, write_store, corpus, published, length)
         begun = None if asked is None else start_comparison(workdir / TEST, *asked)
         if begun is not None:
-            rank_by_bm25(workdir / TEST, begun)  # before any training: it may find nothing
+            rank_by_bm25(workdir / TEST, begun)  # before training, since it may find nothing
         if not adapted.exists():
             proposed = proposal.propose_for(open_store(store))
             config = proposal.settings_for(proposed, overrides, vectors, longest)
@@ -135,7 +141,7 @@ def adapt(
 
 
 def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
-    """Returns what `check_trial` does; raises a UserError where nothing is judged."""
+    """Calls `check_trial`; raises a UserError without judgments."""
     checked, survey = check_trial(trial)
     if not checked.is_judged:
         raise UserError(
@@ -146,9 +152,10 @@ def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
 
 
 def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Ranking]) -> Outcome:
-    """Keeps the adapted model if its best ranking is ahead of the best one without it.
+    """Keeps the adapted model if its best ranking beats the best one without it.
 
-    Not where a ranking is behind that of the published model: a user searches by it in both ways.
+    It is not kept if its ranking, alone or fused, loses against that of the published model, since
+    users search in both ways.
     """
     (before,) = [each for each in rankings if not each.tests]
     after = max((each for each in rankings if each.model == ADAPTED), key=lambda each: each.score)
@@ -165,10 +172,10 @@ def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Rankin
 
 
 def find_harm(rankings: Sequence[Ranking]) -> Lead | None:
-    """Returns the loss of least p of the adapted model, alone or fused; None without one at 0.05.
+    """Returns the adapted model's most significant loss, alone or fused; None if none has p < 0.05.
 
-    Each ranking is tested against the same one by the published model; p is corrected for these
-    tests (Holm).
+    Each ranking is tested against the published model's ranking of the same kind; p is corrected
+    for these tests (Holm).
     """
     published = {each.is_fused: each for each in rankings if each.model == PUBLISHED}
     tested = []
@@ -190,11 +197,11 @@ def _keep(
     rankings: Sequence[Ranking] = (),
     changes: Changes | None = None,
 ) -> str:
-    """Copies the model that is kept, and writes the report; returns its summary."""
+    """Copies the winning model and writes the report; returns the summary."""
     kept = ADAPTED if verdict == HELPED else PUBLISHED
     retriever, model = workdir / "retriever", workdir / kept
     if retriever.exists() and open_model(retriever).sha256() != open_model(model).sha256():
-        logger.info("adapt: %s becomes that of the new verdict", retriever)
+        logger.info("adapt: replacing %s, since the verdict has changed", retriever)
         shutil.rmtree(retriever)
     make_once(workdir, retriever, _copy, model)
     summary = f"VERDICT: {verdict} | {figures} | retriever/ is {kept}"

@@ -1,4 +1,4 @@
-"""Pre-training as a step of a pipeline, and what the retriever's side measures of it."""
+"""Pre-training as a step of a pipeline, with its probe by retrieval."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from cocondenser_jax.retriever.data.probe import open_search
 
 
 def pretrain_model(config: ConfigDict, workdir: Path, model: Path) -> None:
-    """Pre-trains in `workdir`, and exports the result to the folder `model`."""
+    """Pre-trains in `workdir` and exports the result to the folder `model`."""
     train(config, workdir, folder_probes(config))
     export_run(workdir, model)
 
 
 def folder_probes(config: ConfigDict) -> list[Probe]:
-    """Returns the probe that searches `probe.data` of an experiment, if it names any.
+    """Returns the probe that searches the folder `probe.data` of a config; [] if it is empty.
 
     Raises:
       UserError: if the folder cannot be read, or no probe is due.

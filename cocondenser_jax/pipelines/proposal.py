@@ -1,6 +1,6 @@
-"""What of a model JAX trains as it is searched with, and by which settings.
+"""Checks that JAX can train a model as search uses it, and proposes settings.
 
-Apart from `adapt.py`, which looks for what is missing before JAX and PyTorch are loaded.
+Separate from `adapt.py`, which finds missing inputs before JAX and PyTorch are loaded.
 """
 
 import math
@@ -29,19 +29,19 @@ from cocondenser_jax.representation import Representation, passage_prompt, query
 from cocondenser_jax.retriever.search.models import load, towers
 from cocondenser_jax.settings import override
 
-# What trains a model that the Flax network does not compute.
+# The advice for a model that the Flax network cannot compute.
 _INSTEAD = "sentence-transformers' own trainer, SentenceTransformerTrainer, trains such models"
-_MANY_SPANS = 1 << 40  # of a corpus that is not read yet
+_MANY_SPANS = 1 << 40  # for a corpus of unknown size
 _SPANS_LOOKED_AT = 1_000
 _SET_HERE = ("config.data.store", "config.warm_start")
 
 
 def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
-    """Returns the shape and tokenizer of a model that JAX trains as it is searched with.
+    """Returns the shape and tokenizer of a model that JAX computes as search does.
 
     Raises:
-      UserError: for any other, before it is trained. The tokens and vectors of a few texts are
-        compared, and how many tokens are read of a text.
+      UserError: if tokens or vectors of a few texts, or the maximum number of tokens, differ
+        between training and search.
     """
     try:
         shape = read_shape(start)
@@ -73,13 +73,13 @@ def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
 def settings_for(
     proposed: ConfigDict, overrides: Sequence[str], vectors: Representation, longest: int
 ) -> ConfigDict:
-    """Returns proposed settings that fit a model, changed as given; what is given stays.
+    """Adjusts proposed settings to a model and applies the user's overrides, which win.
 
     Args:
-      proposed: of `fit`.
-      overrides: those given.
-      vectors: of the model: training multiplies scores by the scale that is known of it.
-      longest: tokens that the model reads of a text.
+      proposed: settings of `propose` or `propose_for`.
+      overrides: the user's changes.
+      vectors: the model's representation; its scale multiplies scores in training.
+      longest: maximum number of tokens that the model reads.
     """
     for word in overrides:
         name = word.removeprefix("--").partition("=")[0]
@@ -98,7 +98,7 @@ def settings_for(
 
 
 def require_fitting(config: ConfigDict, shape: ModelConfig, tokenizer: SpanTokenizer) -> None:
-    """Raises a UserError for settings that do not fit each other or the model, without a store."""
+    """Raises a UserError for settings that contradict each other or the model; needs no store."""
     experiment = reading_as(resolve_without_store(config, 1, 1, 0), shape.representation)
     loss, n_devices = experiment.step.loss, count_devices()
     check_batch(
@@ -108,12 +108,12 @@ def require_fitting(config: ConfigDict, shape: ModelConfig, tokenizer: SpanToken
 
 
 def propose(n_spans: int = _MANY_SPANS) -> ConfigDict:
-    """Returns the settings for a store of a number of spans, on the devices that are here."""
+    """Returns settings for a store of `n_spans` spans, on this machine's devices."""
     return fit(n_spans, count_devices(), on_cpu=jax.default_backend() == "cpu")
 
 
 def propose_for(store: TokenStore) -> ConfigDict:
-    """Returns the settings for a store: pairs are crops where most spans are one sentence."""
+    """Returns settings for a store; pairs are crops if most spans are single sentences."""
     proposed = propose(store.n_spans)
     spans_N = np.linspace(0, store.n_spans - 1, min(store.n_spans, _SPANS_LOOKED_AT)).astype(int)
     _, starts_NxL, _ = store.read_spans(spans_N, store.max_length - 2)

@@ -1,21 +1,20 @@
 """The quickstart: from no pre-training to coCondenser, on docstrings of this machine's packages.
 
-A docstring's first paragraph says what a thing does, the rest explains it. Finding the rest, a
-passage, from the first paragraph is a retrieval task that every machine holds. Some docstrings are
-held out as queries of dev, to choose settings by, and of test, to measure once; their first
-paragraphs are in no training text.
+Finding the rest of a docstring (the passage) from its first paragraph (the query) is a retrieval
+task for which every machine has data. Some docstrings are held out as queries of dev, for choosing
+settings, and of test, for one final measurement; their first paragraphs are in no training text.
 
-    DIR/started.json   that the quickstart works here
+    DIR/started.json   marks the folder as one of the quickstart
     DIR/data/          the task in BEIR layout, and pretrain.jsonl to pre-train on
     DIR/tokenizer/     WordPiece vocabulary of that text
     DIR/store/         the token store
     DIR/pretraining/   the workdirs of the two stages
-    DIR/bm25.trec      what BM25 finds for the test queries
+    DIR/bm25.trec      BM25's results for the test queries
     DIR/model/  DIR/retriever/  DIR/index/  DIR/test.trec
-                       coCondenser, the retriever made of it, its index over the passages, and
-                       what it finds
-    DIR/compare/       the same of the others
-    DIR/seconds.json   how long each result took, interruptions included
+                       coCondenser, the retriever fine-tuned from it, its index of the passages, and
+                       its results
+    DIR/compare/       the same for the other models
+    DIR/seconds.json   seconds that each result took, interruptions included
     DIR/results.json   DIR/report.html
 
 A step whose result exists is skipped, so an interrupted quickstart resumes.
@@ -69,7 +68,7 @@ N_TEST_QUERIES = 1000
 N_DEV_QUERIES = 500
 MIN_QUERY_WORDS = 4  # "Examples:" and "See also" are not queries
 MIN_PASSAGE_WORDS = 10
-# The steps in order, each with its seconds on two idle cores of an AMD EPYC.
+# The steps in order, with their seconds on two idle cores of an AMD EPYC.
 STEPS = {
     "reading docstrings": 20,
     "learning the vocabulary, building the token store": 10,
@@ -80,10 +79,10 @@ STEPS = {
     "fine-tuning and searching: coCondenser": 45,
     "comparing": 5,
 }
-# The machine counts as expected for so many seconds more: the first steps are too short to measure.
+# Seconds at the expected pace that are added to those measured: the first steps are too short.
 _EXPECTED_BEFORE = 60
 STAGES = {"condenser": "Condenser", "cocondenser": "coCondenser"}  # of pre-training, in order
-_RESULTS = ("retriever", "index", "test.trec")  # of a candidate, after pre-training
+_RESULTS = ("retriever", "index", "test.trec")  # a candidate's, after pre-training
 SUMMARY = (
     "A small coCondenser, pre-trained from scratch on the docstrings of this machine and fine-tuned"
     " to find the passage that a docstring's first paragraph belongs to."
@@ -91,18 +90,21 @@ SUMMARY = (
 
 
 class Candidate(NamedTuple):
-    """A model of the comparison."""
+    """A model in the comparison."""
 
     name: str
-    folder: Path  # gets its retriever, index and test.trec
-    models: Sequence[Path]  # those of its pre-training; the retriever is made of the last
+    folder: Path  # for its retriever, index and test.trec
+    models: Sequence[Path]  # of its pre-training stages; the last one is fine-tuned
 
 
 def quickstart(workdir: Path) -> tuple[list[Ranking], str]:
     """Compares BM25, no pre-training, Condenser and coCondenser; resumes an earlier call.
 
-    Returns the rankings that were compared, and what they are in a sentence or two. The head of
-    this file says what `workdir` will hold.
+    Args:
+      workdir: the output folder, described at the top of this file.
+
+    Returns:
+      The compared rankings, and a summary in words.
     """
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", {"command": "quickstart"})
@@ -131,9 +133,9 @@ def quickstart(workdir: Path) -> tuple[list[Ranking], str]:
 
 
 def _announce(workdir: Path, step: str) -> None:
-    """Logs which step begins, and about how many minutes are left.
+    """Logs the number of the next step, and an estimate of the minutes left.
 
-    The pace of this machine is that of the steps before, from the `seconds.json` of `workdir`.
+    The estimate uses this machine's pace in earlier steps, from `seconds.json` in `workdir`.
     """
     number = list(STEPS).index(step)
     expected = list(STEPS.values())
@@ -150,7 +152,7 @@ def _announce(workdir: Path, step: str) -> None:
 def compare_candidates(
     workdir: Path, trial: Trial, bm25: Ranking, candidates: Sequence[Candidate]
 ) -> list[Ranking]:
-    """Evaluates the rankings of BM25 and of each model, and tests each against the last."""
+    """Evaluates the rankings of BM25 and of each model, and tests all against the last."""
     rankings = [bm25]
     for name, folder, models in candidates:
         results = [*models, *(folder / result for result in _RESULTS)]
@@ -169,10 +171,10 @@ class Docstring(NamedTuple):
 
 
 def write_collection(out: Path) -> None:
-    """Writes the retrieval task in BEIR layout, and the text to pre-train on, into `out`.
+    """Writes the retrieval task in BEIR layout, and the text for pre-training, to `out`.
 
-    Queries are first paragraphs that belong to one docstring only. Pre-training sees all passages,
-    as it would see any corpus to be searched, but no first paragraph of a held-out docstring.
+    Queries are first paragraphs of exactly one docstring. Pre-training sees all passages, like any
+    corpus to be searched, but no first paragraph of a held-out docstring.
     """
     docstrings = _split_docstrings()
     splits = _split_queries(docstrings)
@@ -192,18 +194,18 @@ def write_collection(out: Path) -> None:
 
 
 def _split_docstrings() -> list[Docstring]:
-    """Returns the docstrings whose rest is a passage of some length, each passage once."""
+    """Returns docstrings with a long enough rest, one for each distinct rest."""
     by_rest: dict[str, Docstring] = {}
     for name, text in read_docstrings():
         first, rest = text.split("\n\n", 1)
         docstring = Docstring(name, " ".join(first.split()), rest.strip())
-        # Of several with one rest it is the first that stays, at the place of the last.
+        # Of several docstrings with the same rest, the first one stays, in the place of the last.
         by_rest[docstring.rest] = by_rest.pop(docstring.rest, docstring)
     return [each for each in by_rest.values() if len(each.rest.split()) >= MIN_PASSAGE_WORDS]
 
 
 def _split_queries(docstrings: Sequence[Docstring]) -> dict[str, list[str]]:
-    """Returns, for each split, the docstrings that are its queries, by name, in random order."""
+    """Returns the names of the docstrings that are queries, in random order, by split."""
     n_owners = Counter(each.first for each in docstrings)
     candidates = [
         number
@@ -224,7 +226,7 @@ def _learn_vocabulary(text: str, out: Path) -> None:
 
 
 def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Candidate]:
-    """Pre-trains and exports the models that are not there yet."""
+    """Pre-trains and exports the missing models."""
     without = workdir / "compare" / "no-pretraining"
     new = make_once(workdir, without / "model", _export_new, store, tokenizer)
     candidates = [Candidate("no pre-training", without, [new])]
@@ -243,7 +245,7 @@ def _pretrain_candidates(workdir: Path, store: Path, tokenizer: Path) -> list[Ca
 
 
 def _export_new(store: Path, tokenizer: Path, out: Path) -> None:
-    """Exports the parameters that pre-training starts from."""
+    """Exports the initial parameters of pre-training."""
     tokens = open_store(store)
     shape, params = new_model(resolve(_config("condenser", store), tokens), tokens)
     export_folder(params, shape, tokenizer, out, {"step": 0, "config": {"seed": SEED}})
@@ -258,7 +260,7 @@ def _config(stage: str, store: Path, warm_start: str = "") -> ConfigDict:
 
 
 def _search(workdir: Path, candidate: Candidate, trial: Trial) -> None:
-    """Makes a candidate's retriever and index, and searches for the queries of test."""
+    """Makes a candidate's retriever and index, and searches for the test queries."""
     retriever, index, run = (candidate.folder / name for name in _RESULTS)
     make_once(workdir, retriever, _finetune, candidate.models[-1], trial.data)
     make_once(workdir, index, _build_index, retriever, trial.data)
@@ -271,14 +273,14 @@ def _finetune(model: Path, data: Path, out: Path) -> None:
     config.data.folder = str(data)
     config.seed = SEED
     trained = out.parent / "finetuning" / "retriever"
-    if not trained.exists():  # it does if a kill came between these lines
+    if not trained.exists():  # it exists after a kill between these lines
         finetune(config, trained.parent)
     trained.rename(out)
 
 
 def _build_index(retriever: Path, data: Path, out: Path) -> None:
     embeddings = out.parent / "embeddings"
-    # On every machine alike: the figures are compared with those of the README.
+    # In float32 on every machine, since the results are compared with the README's.
     encode_corpus(Encoding(open_model(retriever), precision="float32"), data, embeddings)
     build_index(embeddings, out)
     shutil.rmtree(embeddings)

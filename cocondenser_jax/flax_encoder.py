@@ -19,7 +19,7 @@ from cocondenser_jax.convert.names import Params
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode, require_devices
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retriever.search.models import pooling_of, towers

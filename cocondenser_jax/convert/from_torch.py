@@ -28,13 +28,13 @@ from cocondenser_jax.errors import UnsupportedError, UserError, first_three, who
 from cocondenser_jax.files.whole import read_object
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import SIZES, ModelConfig
-from cocondenser_jax.model_folder.folder import find_weights
-from cocondenser_jax.model_folder.model import (
+from cocondenser_jax.model_folder.folder import (
     ModelFolder,
     Network,
-    open_model,
+    find_weights,
     require_float_weights,
 )
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import (
     ACTIVATIONS,
     AS_IN_PAPERS,

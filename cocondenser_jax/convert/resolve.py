@@ -9,8 +9,12 @@ from safetensors.numpy import save_file
 from cocondenser_jax.convert.from_torch import read_shape, read_weights
 from cocondenser_jax.errors import UnsupportedError, UserError
 from cocondenser_jax.files.whole import new_folder, write_json
-from cocondenser_jax.model_folder.folder import TOKENIZERS, find_weights, require_outside
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import (
+    TOKENIZERS,
+    ModelFolder,
+    find_weights,
+    require_outside,
+)
 from cocondenser_jax.model_folder.modules import (
     MODULES,
     NETWORK,

@@ -1,12 +1,14 @@
-"""Files of a model folder, in the layouts of Hugging Face and sentence-transformers."""
+"""A published model as one value that is passed on, and the files of its folder."""
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
+from cocondenser_jax.representation import Representation
 
 # Weights by format, in one file or in shards listed by an index. transformers prefers the first.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -17,6 +19,73 @@ HEADS = (OWN_HEAD, "model.pt")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 # Files that vectors depend on: weights (also of adapters), settings and tokenizers.
 _OF_VECTORS = ("*.safetensors", "pytorch_model*.bin", "*.json", "merges.txt", *TOKENIZERS)
+
+
+class Network(NamedTuple):
+    """The network of a model, or of one of its two towers, and the folder of its tokenizer."""
+
+    path: Path
+    config: Mapping[str, Any]  # its config.json
+    weights: tuple[Path, ...]  # the files that transformers reads; () if there are none
+
+    def sha256(self) -> str:
+        """Returns a hash of all files that its outputs depend on."""
+        return sha256_of(self.path, self.weights)
+
+
+class ModelFolder(NamedTuple):
+    """A model's description, read once from its files.
+
+    JAX and PyTorch code read the same: the weight files of transformers and the representation of
+    sentence-transformers' modules. `sha256` covers every file that either reads.
+    """
+
+    name: str  # as it was given
+    path: Path
+    networks: Mapping[str, Network]  # by TASKS if there are two towers, else by ""
+    representation: Representation
+    dense: tuple[Path, ...]  # the folders of the Dense layers, in their order
+    lowers_case: bool  # whether texts are lower-cased before tokenization
+    is_plain: bool  # whether it has no modules.json
+
+    def __hash__(self) -> int:
+        """Hashes the path, since mappings have no hash."""
+        return hash(self.path)
+
+    @property
+    def network(self) -> Network:
+        """The network of a model with one tower; a UserError for two."""
+        if len(self.networks) > 1:
+            raise UserError(f"{self.path} has two towers (a Router): expected one")
+        return next(iter(self.networks.values()))
+
+    @property
+    def head(self) -> Path | None:
+        """The file of the Condenser head."""
+        files = (self.path / name for name in HEADS)
+        return next((file for file in files if file.is_file()), None)
+
+    def sha256(self) -> str:
+        """Returns a hash of all files that the vectors depend on."""
+        read = [*self.dense]
+        for network in self.networks.values():
+            read += [network.path, *network.weights]
+        return sha256_of(self.path, read)
+
+
+def is_cross_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether a network has a head that scores or classifies texts, by its config.json."""
+    return "ForSequenceClassification" in str(config.get("architectures"))
+
+
+def require_float_weights(network: Network) -> None:
+    """Raises a UserError for quantized weights, which cannot be trained."""
+    if quantization := network.config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise UserError(
+            f"{network.path}/config.json: quantization_config says that the weights are quantized"
+            f" ({method}), which cannot be trained: expected the unquantized model"
+        )
 
 
 def find_weights(folder: Path) -> list[Path]:

@@ -1,15 +1,20 @@
-"""A published model as one value: opened once, by folder or name, then passed on."""
+"""Opens a published model by its folder or name: what its files say, is known or assumed."""
 
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.files.whole import read_json, read_object
 from cocondenser_jax.model_folder import modules as module_files
-from cocondenser_jax.model_folder.folder import HEADS, find_weights, sha256_of
+from cocondenser_jax.model_folder.folder import (
+    ModelFolder,
+    Network,
+    find_weights,
+    is_cross_encoder,
+)
 from cocondenser_jax.model_folder.hub import find_folder
 from cocondenser_jax.model_folder.known_models import find_known_model, find_namesake
 from cocondenser_jax.model_folder.modules import (
@@ -34,58 +39,6 @@ from cocondenser_jax.representation import (
 logger = logging.getLogger(__name__)
 
 _ROUTER = "router_config.json"  # of two towers
-
-
-class Network(NamedTuple):
-    """The network of a model, or of one of its two towers, and the folder of its tokenizer."""
-
-    path: Path
-    config: Mapping[str, Any]  # its config.json
-    weights: tuple[Path, ...]  # the files that transformers reads; () if there are none
-
-    def sha256(self) -> str:
-        """Returns a hash of all files that its outputs depend on."""
-        return sha256_of(self.path, self.weights)
-
-
-class ModelFolder(NamedTuple):
-    """A model's description, read once from its files.
-
-    JAX and PyTorch code read the same: the weight files of transformers and the representation of
-    sentence-transformers' modules. `sha256` covers every file that either reads.
-    """
-
-    name: str  # as it was given
-    path: Path
-    networks: Mapping[str, Network]  # by TASKS if there are two towers, else by ""
-    representation: Representation
-    dense: tuple[Path, ...]  # the folders of the Dense layers, in their order
-    lowers_case: bool  # whether texts are lower-cased before tokenization
-    is_plain: bool  # whether it has no modules.json
-
-    def __hash__(self) -> int:
-        """Hashes the path, since mappings have no hash."""
-        return hash(self.path)
-
-    @property
-    def network(self) -> Network:
-        """The network of a model with one tower; a UserError for two."""
-        if len(self.networks) > 1:
-            raise UserError(f"{self.path} has two towers (a Router): expected one")
-        return next(iter(self.networks.values()))
-
-    @property
-    def head(self) -> Path | None:
-        """The file of the Condenser head."""
-        files = (self.path / name for name in HEADS)
-        return next((file for file in files if file.is_file()), None)
-
-    def sha256(self) -> str:
-        """Returns a hash of all files that the vectors depend on."""
-        read = [*self.dense]
-        for network in self.networks.values():
-            read += [network.path, *network.weights]
-        return sha256_of(self.path, read)
 
 
 def open_model(
@@ -156,21 +109,6 @@ def _require_config(network: Network) -> None:
 def has_pytorch() -> bool:
     """Whether sentence-transformers, and with it PyTorch, is installed."""
     return importlib.util.find_spec("sentence_transformers") is not None
-
-
-def is_cross_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether a network has a head that scores or classifies texts, by its config.json."""
-    return "ForSequenceClassification" in str(config.get("architectures"))
-
-
-def require_float_weights(network: Network) -> None:
-    """Raises a UserError for quantized weights, which cannot be trained."""
-    if quantization := network.config.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise UserError(
-            f"{network.path}/config.json: quantization_config says that the weights are quantized"
-            f" ({method}), which cannot be trained: expected the unquantized model"
-        )
 
 
 def _reader(folder: Path) -> Callable[[str], dict[str, Any]]:

@@ -21,7 +21,7 @@ from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UnsupportedError, UserError
 from cocondenser_jax.flax_encoder import compare_with_flax
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import reading_as, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch

@@ -15,7 +15,8 @@ from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
-from cocondenser_jax.model_folder.model import ModelFolder, open_model
+from cocondenser_jax.model_folder.folder import ModelFolder
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import (
     OWN_VECTORS,

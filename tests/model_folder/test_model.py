@@ -19,7 +19,8 @@ from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import whole
 from cocondenser_jax.model_folder import model as model_module
-from cocondenser_jax.model_folder.model import is_cross_encoder, open_model, open_network
+from cocondenser_jax.model_folder.folder import is_cross_encoder
+from cocondenser_jax.model_folder.model import open_model, open_network
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.warm_start import first_model
 from cocondenser_jax.representation import AS_IN_PAPERS, Given, passage_prompt, query_prompt

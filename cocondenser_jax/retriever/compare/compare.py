@@ -13,9 +13,9 @@ from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.runs import lock_folder
 from cocondenser_jax.files.whole import write_json
-from cocondenser_jax.model_folder.folder import require_outside
+from cocondenser_jax.model_folder.folder import ModelFolder, require_outside
 from cocondenser_jax.model_folder.hub import require_place
-from cocondenser_jax.model_folder.model import ModelFolder, open_model
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
 from cocondenser_jax.retriever.compare.comparison import (
     BM25,

@@ -23,7 +23,7 @@ from statistics import fmean
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import read_object, write_json
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_tests
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, timed
 from cocondenser_jax.retriever.compare.trial import STARTED, Trial

@@ -17,8 +17,7 @@ from cocondenser_jax.corpus.sources import hashed
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare, task_folder
 from cocondenser_jax.files.workers import Engine, run_tasks
-from cocondenser_jax.model_folder.folder import require_outside
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import ModelFolder, require_outside
 from cocondenser_jax.representation import passage_prompt, title_separator, to_json
 from cocondenser_jax.retriever.data.folder import (
     Passage,

@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from cocondenser_jax.backbones import first_position
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.folder import Network
 from cocondenser_jax.model_folder.library import NO_CODE, loading, require_loadable
-from cocondenser_jax.model_folder.model import Network
 
 SHORTEST_TEXT = 3  # tokens, those around a text included
 SHORTEST_PAIR = 8

@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.model_folder.folder import ModelFolder, Network, is_cross_encoder
 from cocondenser_jax.model_folder.library import (
     NO_CODE,
     NO_OTHER_CODE,
@@ -25,12 +26,7 @@ from cocondenser_jax.model_folder.library import (
     require_loadable,
     require_rows,
 )
-from cocondenser_jax.model_folder.model import (
-    ModelFolder,
-    Network,
-    is_cross_encoder,
-    open_model,
-)
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
 from cocondenser_jax.retriever.search.finite import broken_rows
 from cocondenser_jax.retriever.search.lengths import (

@@ -10,7 +10,7 @@ import pyarrow  # type: ignore[import-untyped]
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.remote import local_copy
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.representation import Given, Representation, with_given
 from cocondenser_jax.representation import query_prompt as query_prompt_of
 from cocondenser_jax.retriever.search.bm25 import Bm25Index, open_bm25_index

@@ -13,7 +13,8 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
-from cocondenser_jax.model_folder.model import ModelFolder, open_model, require_float_weights
+from cocondenser_jax.model_folder.folder import ModelFolder, require_float_weights
+from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import AS_IN_PAPERS, title_separator
 from cocondenser_jax.retriever.search.lengths import require_lengths
 from cocondenser_jax.retriever.search.models import load

@@ -8,7 +8,8 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncode
 from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, ListNetLoss
 
-from cocondenser_jax.model_folder.model import open_network, require_float_weights
+from cocondenser_jax.model_folder.folder import require_float_weights
+from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.search.lengths import SHORTEST_PAIR, require_lengths
 from cocondenser_jax.retriever.search.models import load_cross_encoder
 from cocondenser_jax.retriever.train import trainer

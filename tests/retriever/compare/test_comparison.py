@@ -8,7 +8,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.model import ModelFolder
+from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.representation import Representation
 from cocondenser_jax.retriever.compare import comparison

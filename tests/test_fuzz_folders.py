@@ -24,11 +24,11 @@ from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.corpus.same_tokens import tokens_in_training
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
+from cocondenser_jax.model_folder.library import max_tokens
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines.proposal import require_trainable
 from cocondenser_jax.representation import passage_prompt, query_prompt
 from cocondenser_jax.retriever.search.encode import Encoding, load_encoder
-from cocondenser_jax.retriever.search.lengths import max_tokens
 from cocondenser_jax.retriever.search.models import load
 from tests.mutations import fuzz
 from tests.published_contradictions import apply_changes, changes

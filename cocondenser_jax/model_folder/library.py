@@ -5,7 +5,8 @@ folder. It therefore matches the published model by construction.
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Router, Transformer
+from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from cocondenser_jax.backbones import MAX_LAYERS, find_backbone
+from cocondenser_jax.backbones import MAX_LAYERS, find_backbone, first_position
 from cocondenser_jax.errors import UserError, first_three, whole_message
-from cocondenser_jax.model_folder.folder import TOKENIZERS
+from cocondenser_jax.model_folder.folder import TOKENIZERS, Network
 from cocondenser_jax.model_folder.modules import (
     NO_LIMIT,
     SETTINGS,
@@ -37,6 +39,7 @@ _LAYERS = "num_hidden_layers"  # transformers' common name; a family may have it
 NO_CODE = {"trust_remote_code": False}
 NO_OTHER_CODE: dict[str, Any] = {"config_kwargs": NO_CODE, "processor_kwargs": NO_CODE}
 
+SHORTEST_TEXT = 3  # tokens, those around a text included
 # Attributes of a Transformer module: maximum tokens of any text, of a query, of a passage.
 _LIMITS = "max_seq_length", "query_length", "document_length"
 
@@ -152,6 +155,39 @@ def require_rows(tower: Transformer, folder: Path) -> None:
             f"{folder} has a tokenizer with token ids up to {last}, but {n_rows} word embeddings:"
             " its tokenizer is another model's"
         )
+
+
+def require_lengths(
+    networks: Iterable[Network], lengths: Mapping[str, int | None], least: int = SHORTEST_TEXT
+) -> None:
+    """Raises a UserError for texts longer than a model reads, or too short, without loading it.
+
+    Args:
+      networks: of the model; or that of a cross-encoder.
+      lengths: in tokens, by the name of the flag or setting that says them; None: not said.
+      least: the shortest, in tokens.
+    """
+    for network in networks:
+        require_loadable(network.path, network.config)
+        with loading(network.path, "transformer"):
+            config = AutoConfig.from_pretrained(network.path, **NO_CODE)
+        for name, length in lengths.items():
+            require_within(name, length, (least, max_tokens(config)), network.path)
+
+
+def require_within(name: str, length: int | None, limits: tuple[int, int], folder: Path) -> None:
+    """Raises a UserError unless a length is within limits, both included, or not said."""
+    least, most = limits
+    if length is not None and not least <= length <= most:
+        raise UserError(f"{name}={length}: expected {least} to {most} tokens for {folder}")
+
+
+def max_tokens(config: Any) -> int:
+    """Returns how many tokens the network of a config can read; with relative positions, any."""
+    if not hasattr(config, "max_position_embeddings"):
+        return sys.maxsize
+    offset = first_position(config.model_type, getattr(config, "pad_token_id", None))
+    return int(config.max_position_embeddings) - offset
 
 
 def read_modules(folder: Path) -> tuple[Representation, bool]:

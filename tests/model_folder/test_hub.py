@@ -13,7 +13,8 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.hub import find_folder, require_place
 from cocondenser_jax.model_folder.model import open_model, open_network
-from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever
+from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
+from cocondenser_jax.retriever.search.models import load_retriever
 from tests.retrieval_data import read_vectors
 from tests.world import as_flags
 

@@ -10,9 +10,10 @@ import torch
 import transformers
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.library import require_loadable
+from cocondenser_jax.model_folder.library import require_lengths, require_loadable
 from cocondenser_jax.model_folder.model import open_network
-from cocondenser_jax.retriever.search.models import load_cross_encoder, load_retriever
+from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
+from cocondenser_jax.retriever.search.models import load_retriever
 
 
 def change(path, **values):
@@ -104,3 +105,13 @@ def test_weights_of_another_shape_are_named(of_kind):
     said = "have another shape than its config.json implies: "
     with pytest.raises(UserError, match=rf"{said}.*layer\.1\.output\.dense\.bias is \(3,\), exp"):
         load(folder)
+
+
+def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_model):
+    require_lengths([open_network(model_folder)], {"--max_length": 64, "--other": None})
+    roberta = make_model("Roberta")  # its positions start behind that of padding
+    require_lengths([open_network(roberta)], {"--max_length": 63})
+    with pytest.raises(UserError, match=r"^--max_length=64: expected 3 to 63"):
+        require_lengths([open_network(roberta)], {"--max_length": 64})
+    with pytest.raises(UserError, match=r"^--max_length=7: expected 8 to 63"):
+        require_lengths([open_network(roberta)], {"--max_length": 7}, least=8)

@@ -128,7 +128,7 @@ def encode_corpus(
     require_place(out, task, in_tasks=engine is not None)
     require_quantizable(encoding.dtype, encoding.model.representation)
     # PyTorch is loaded once all is right that can be known without it.
-    from cocondenser_jax.retriever.search.lengths import require_lengths
+    from cocondenser_jax.model_folder.library import require_lengths
 
     with lock_folder(task_folder(out, task)):
         # What is wrong with the model is found before the corpus is read.

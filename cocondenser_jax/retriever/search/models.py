@@ -1,7 +1,8 @@
-"""Loads bi-encoders and cross-encoders as sentence-transformers."""
+"""Loads bi-encoders as sentence-transformers."""
 
 import contextlib
 import copy
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,29 +18,26 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.folder import ModelFolder, Network, is_cross_encoder
+from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.model_folder.library import (
     NO_CODE,
     NO_OTHER_CODE,
+    SHORTEST_TEXT,
     loading,
+    max_tokens,
     model_kwargs,
     require_loadable,
     require_rows,
+    require_within,
 )
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
 from cocondenser_jax.retriever.search.finite import broken_rows
-from cocondenser_jax.retriever.search.lengths import (
-    SHORTEST_PAIR,
-    limit_tokens,
-    max_tokens,
-    require_within,
-)
 
 # Of matrix products; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
 # Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
-_DTYPE = {"dtype": "float32"}
+DTYPE = {"dtype": "float32"}
 
 
 def load_retriever(
@@ -86,7 +84,7 @@ def load(
         # Nor does it write there that texts are lowered before the tokenizer gets them.
         tower.config_keys = [*tower.config_keys, "model_kwargs", "do_lower_case"]
         require_rows(tower, folder.path)
-        limit_tokens(tower, query_length, passage_length, folder.path)
+        _limit_tokens(tower, query_length, passage_length, folder.path)
     _apply(folder.representation, model, folder.path)
     with loading(folder.path, "bi-encoder"):  # modules that do not fit each other fail only now
         vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
@@ -107,8 +105,39 @@ def load(
         )
     if model.truncate_dim:
         model.register_forward_hook(_cut_output)
-    _without_model_card(model)
+    without_model_card(model)
     return model
+
+
+def _limit_tokens(
+    tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
+) -> None:
+    """Sets the longest texts of a tower, at most what its network reads; see `load`."""
+    limit = max_tokens(tower.config)
+    # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
+    # before the first position too.
+    if limit < sys.maxsize:
+        tower.max_seq_length = tower.max_seq_length or limit
+        for name in ("max_seq_length", "query_length", "document_length"):
+            said = getattr(tower, name)
+            if said is None or said <= limit:
+                continue
+            if not _has_position_table(tower):  # the library would read them all
+                raise UserError(
+                    f"{folder} says of {name} {said}, but its config.json that there are {limit}"
+                    " positions"
+                )
+            setattr(tower, name, limit)
+    for name, length in (("query_length", query_length), ("passage_length", passage_length)):
+        if length is not None:
+            require_within(name, length, (SHORTEST_TEXT, limit), folder)
+            setattr(tower, name.replace("passage", "document"), length)
+
+
+def _has_position_table(tower: Transformer) -> bool:
+    """Returns whether positions are rows of a table, beyond which nothing can be read."""
+    network: Any = tower.auto_model
+    return any(name.endswith("position_embeddings.weight") for name in network.state_dict())
 
 
 def _apply(representation: Representation, model: SentenceTransformer, folder: Path) -> None:
@@ -133,75 +162,6 @@ def _apply(representation: Representation, model: SentenceTransformer, folder: P
             raise UserError(
                 f"{folder} makes vectors of {n_numbers} numbers: cannot keep {model.truncate_dim}"
             )
-
-
-def load_cross_encoder(
-    network: Network, max_length: int | None = None, head_seed: int | None = None
-) -> CrossEncoder:
-    """Loads a cross-encoder: a transformer with a head that gives a pair of texts one logit.
-
-    Its scores are the logits: no activation follows. Of a pair that is too long, the longer text
-    is cut, so that a query of up to half of `max_length` is kept whole.
-
-    Args:
-      network: of `open_network`.
-      max_length: tokens kept of a pair, separators included; None: what the folder says.
-      head_seed: for a random head where the folder has none; None: such a folder is refused.
-    """
-    folder = network.path
-    if not is_cross_encoder(network.config):
-        if head_seed is None:
-            raise UserError(
-                f"{folder} is not a cross-encoder: expected a model for sequence classification,"
-                " such as cocondenser finetune makes with configs/cross_encoder.py"
-            )
-        model = _new_cross_encoder(network, head_seed)
-    else:
-        require_loadable(folder, network.config)
-        with loading(folder, "cross-encoder"):
-            model = CrossEncoder(
-                str(folder),
-                local_files_only=True,
-                model_kwargs=dict(_DTYPE),
-                activation_fn=torch.nn.Identity(),
-            )
-        if prompt := model.prompts.get(model.default_prompt_name or ""):
-            raise UserError(f"{folder} puts {prompt!r} before every pair, which is not supported")
-    backbone: Any = model[0]
-    if backbone.config.num_labels != 1:
-        raise UserError(
-            f"{folder} gives a pair of texts {backbone.config.num_labels} scores: expected 1"
-        )
-    require_rows(backbone, folder)
-    limit = max_tokens(backbone.config)
-    require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
-    backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
-    backbone.config_keys = [*backbone.config_keys, "do_lower_case"]  # as of a bi-encoder
-    # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
-    model.set_keep_in_fp32_modules(
-        [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
-    )
-    with loading(folder, "cross-encoder"):
-        scores_1 = model.predict([("a word", "another")], show_progress_bar=False)
-    if not np.isfinite(scores_1).all():
-        raise UserError(f"{folder} scores a pair with NaN or infinity: its weights are damaged")
-    _without_model_card(model)
-    return model
-
-
-def _new_cross_encoder(network: Network, head_seed: int) -> CrossEncoder:
-    """Makes a cross-encoder of a network, with a random head."""
-    require_loadable(network.path, network.config)
-    task: Any = "sequence-classification"
-    drawn = ("classifier.", "pooler.")
-    with loading(network.path, "cross-encoder", drawn), new_parameters(head_seed):
-        backbone = Transformer(
-            str(network.path),
-            model_kwargs=NO_CODE | _DTYPE,
-            transformer_task=task,
-            **NO_OTHER_CODE,
-        )
-    return CrossEncoder(modules=[backbone], activation_fn=torch.nn.Identity())
 
 
 @contextlib.contextmanager
@@ -300,7 +260,7 @@ def _open_bi_encoder(folder: ModelFolder) -> SentenceTransformer:
     for network in folder.networks.values():
         require_loadable(network.path, network.config)
     first = next(iter(folder.networks.values()))
-    kwargs = model_kwargs(first.config) | _DTYPE
+    kwargs = model_kwargs(first.config) | DTYPE
     path = str(folder.path)
     with loading(folder.path, "bi-encoder"):
         if not folder.is_plain:
@@ -310,7 +270,7 @@ def _open_bi_encoder(folder: ModelFolder) -> SentenceTransformer:
         return SentenceTransformer(modules=[backbone, Pooling(size, folder.representation.pooling)])
 
 
-def _without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
+def without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
     """Keeps training from looking up what a model card says, on the hub and among the texts."""
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False

@@ -74,7 +74,7 @@ def rerank(
     corpus = searched_passages(candidates.data, candidates.corpus)
     named = _read_names(candidates)  # a mistake in them need not wait for the model
     network = open_network(model)
-    from cocondenser_jax.retriever.search.models import load_cross_encoder  # slow to import
+    from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder  # slow to import
 
     cross_encoder = load_cross_encoder(network)
     passages, pairs = _read_pairs(corpus, candidates, named)

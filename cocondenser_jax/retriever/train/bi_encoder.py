@@ -14,9 +14,9 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from cocondenser_jax.model_folder.folder import ModelFolder, require_float_weights
+from cocondenser_jax.model_folder.library import require_lengths
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import AS_IN_PAPERS, title_separator
-from cocondenser_jax.retriever.search.lengths import require_lengths
 from cocondenser_jax.retriever.search.models import load
 from cocondenser_jax.retriever.train import trainer
 from cocondenser_jax.retriever.train.evaluation import DevEvaluator

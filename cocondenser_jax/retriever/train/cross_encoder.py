@@ -9,9 +9,9 @@ from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCo
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss, ListNetLoss
 
 from cocondenser_jax.model_folder.folder import require_float_weights
+from cocondenser_jax.model_folder.library import require_lengths
 from cocondenser_jax.model_folder.model import open_network
-from cocondenser_jax.retriever.search.lengths import SHORTEST_PAIR, require_lengths
-from cocondenser_jax.retriever.search.models import load_cross_encoder
+from cocondenser_jax.retriever.search.cross_encoders import SHORTEST_PAIR, load_cross_encoder
 from cocondenser_jax.retriever.train import trainer
 from cocondenser_jax.retriever.train.settings import CrossEncoderSettings
 from cocondenser_jax.retriever.train.training_data import (

@@ -20,6 +20,7 @@ from cocondenser_jax.retriever.data.folder import (
 )
 from cocondenser_jax.retriever.data.trec import write_run
 from cocondenser_jax.retriever.search import encode, models, opening, search
+from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
 from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.index import build_index
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
@@ -196,7 +197,7 @@ def encode_with(folder):
 
 
 def score_with(folder):
-    models.load_cross_encoder(open_network(folder)).predict([(TEXT, TEXT)])
+    load_cross_encoder(open_network(folder)).predict([(TEXT, TEXT)])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.data import trec
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_queries
 from cocondenser_jax.retriever.search import rerank
-from cocondenser_jax.retriever.search.models import load_cross_encoder
+from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
 from cocondenser_jax.retriever.search.rerank import Candidates
 
 RUN = {

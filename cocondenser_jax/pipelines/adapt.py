@@ -32,17 +32,19 @@ from cocondenser_jax.model_folder.hub import require_place
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import NOTHING_GIVEN, Given
 from cocondenser_jax.retriever.compare.changes import Changes
-from cocondenser_jax.retriever.compare.compare import (
-    Lead,
+from cocondenser_jax.retriever.compare.comparison import (
     Outcome,
     changes_between,
-    find_lead,
+    compare_models,
+    rank_by_bm25,
+    search_flags,
 )
-from cocondenser_jax.retriever.compare.comparison import compare_models, rank_by_bm25, search_flags
 from cocondenser_jax.retriever.compare.rankings import (
+    Lead,
     Ranking,
     comparison_table,
     corrected_p,
+    find_lead,
     with_tests,
 )
 from cocondenser_jax.retriever.compare.report import write_report

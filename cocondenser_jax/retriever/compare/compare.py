@@ -7,7 +7,6 @@ also has report.html and, of the latter, to_judge/.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.errors import UserError, first_three
@@ -16,9 +15,10 @@ from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.folder import ModelFolder, require_outside
 from cocondenser_jax.model_folder.hub import require_place
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
 from cocondenser_jax.retriever.compare.comparison import (
     BM25,
+    Outcome,
+    changes_between,
     compare_models,
     rank_by_all,
     search_flags,
@@ -37,7 +37,7 @@ from cocondenser_jax.retriever.compare.judging import (
 from cocondenser_jax.retriever.compare.rankings import (
     Ranking,
     comparison_table,
-    corrected_p,
+    find_lead,
     first_of,
 )
 from cocondenser_jax.retriever.compare.report import write_report
@@ -47,23 +47,8 @@ from cocondenser_jax.retriever.compare.trial import (
     queries_note,
     start_comparison,
 )
-from cocondenser_jax.retriever.data.folder import read_corpus, read_queries, read_split
-from cocondenser_jax.retriever.data.significance import (
-    SIGNIFICANCE_LEVEL,
-    Comparison,
-    format_interval,
-    format_p,
-    swap,
-)
+from cocondenser_jax.retriever.data.folder import read_corpus, read_queries
 from cocondenser_jax.retriever.data.trec import read_run
-
-
-class Outcome(NamedTuple):
-    """What a command that compares ends with."""
-
-    table: list[list[str]]  # the heads first; nothing where nothing was compared
-    summary: str  # a line that starts with "BEST: " or "VERDICT: "
-    search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
@@ -158,65 +143,3 @@ def find_rival(rankings: Sequence[Ranking]) -> tuple[Ranking, Ranking]:
     (best,) = [each for each in rankings if not each.tests]
     others = [each for each in rankings if each.model != best.model]
     return best, max(others, key=lambda each: each.score)
-
-
-class Lead(NamedTuple):
-    """A ranking beside another one."""
-
-    name: str
-    other: str
-    metric: str
-    test: Comparison  # seen from the first
-    p: str  # corrected for the number of rows
-    power: str  # which differences the queries show, where p decides nothing
-
-    def line(self) -> str:
-        """Returns it as it is printed."""
-        test = self.test
-        figures = [
-            self.metric,
-            f"{self.name} {test['mean']:.4f}, {self.other} {test['other_mean']:.4f}",
-            f"{test['difference']:+.4f} ({format_interval(test['interval'], digits=4)})",
-            f"p {self.p}",
-        ]
-        return " | ".join([*figures, self.power] if self.power else figures)
-
-    def sentence(self) -> str:
-        """Returns it as the sentence of a page."""
-        test = self.test
-        undecided = f"; {self.power}" if self.power else ""
-        return (
-            f"{self.name} has the highest {self.metric}, {test['mean']:.3f}; {self.other} has"
-            f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
-            f" {format_interval(test['interval'])}), p {self.p}{undecided}"
-        )
-
-
-def find_lead(rankings: Sequence[Ranking], one: Ranking, other: Ranking) -> Lead:
-    """Returns what the test says of two rankings, of which one has been tested against the other.
-
-    Args:
-      rankings: all that were tested, for whose number p is corrected.
-      one: the one that it is seen from.
-      other: see `one`.
-    """
-    metric, p_values = one.metric, corrected_p(rankings)
-    tested = one if one.tests else other
-    test = tested.tests[metric] if tested is one else swap(tested.tests[metric])
-    p = p_values[tested.name]
-    power = "" if p < SIGNIFICANCE_LEVEL else describe_power(test)
-    return Lead(one.name, other.name, metric, test, format_p(p, len(p_values)), power)
-
-
-def describe_power(test: Comparison) -> str:
-    """Returns which differences so many queries show, as it is printed."""
-    n_queries = test["better"] + test["worse"] + test["equal"]
-    if test["detectable"] is None:
-        return f"{n_queries} queries show no difference, however large"
-    return f"{n_queries:,} queries show differences of {test['detectable']:.2g} and more"
-
-
-def changes_between(trial: Trial, before: Ranking, after: Ranking) -> Changes:
-    """Finds what changes for the queries from one ranking to another."""
-    queries, qrels = read_split(trial.data, trial.split)
-    return find_changes(before, after, Judged(trial.metrics[0], qrels, queries, trial.passages))

@@ -19,11 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
 from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.model_folder.folder import ModelFolder
+from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
 from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_tests
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, timed
 from cocondenser_jax.retriever.compare.trial import STARTED, Trial
@@ -43,6 +45,14 @@ logger = logging.getLogger(__name__)
 BM25 = "BM25"
 _ALL_JUDGED = 0.98  # of the first ten; vectors in another precision may find another one
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
+
+
+class Outcome(NamedTuple):
+    """What a command that compares ends with."""
+
+    table: list[list[str]]  # the heads first; nothing where nothing was compared
+    summary: str  # a line that starts with "BEST: " or "VERDICT: "
+    search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
 
 
 def rank_by_all(workdir: Path, trial: Trial, models: Mapping[str, ModelFolder]) -> list[Ranking]:
@@ -106,6 +116,12 @@ def search_flags(workdir: Path, trial: Trial, best: Ranking, model: str) -> list
     if best.is_fused:
         flags += [f"--hybrid={FUSION}", *language]
     return [*flags, f"--model={model}"]
+
+
+def changes_between(trial: Trial, before: Ranking, after: Ranking) -> Changes:
+    """Finds what changes for the queries from one ranking to another."""
+    queries, qrels = read_split(trial.data, trial.split)
+    return find_changes(before, after, Judged(trial.metrics[0], qrels, queries, trial.passages))
 
 
 def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list[Ranking]:

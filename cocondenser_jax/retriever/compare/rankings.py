@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
 from cocondenser_jax.retriever.data.ranking import Metrics, evaluate_run
 from cocondenser_jax.retriever.data.significance import (
+    SIGNIFICANCE_LEVEL,
     Comparison,
     compare,
     correct,
     format_interval,
     format_p,
+    swap,
 )
 from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
 
@@ -97,6 +99,62 @@ def corrected_p(rankings: Sequence[Ranking]) -> dict[str, float]:
     """Returns the p of the metric that decides, corrected for the number of tests, by name."""
     tested = {each.name: each.tests[each.metric] for each in rankings if each.tests}
     return correct({name: test["randomization_p"] for name, test in tested.items()})
+
+
+class Lead(NamedTuple):
+    """A ranking beside another one."""
+
+    name: str
+    other: str
+    metric: str
+    test: Comparison  # seen from the first
+    p: str  # corrected for the number of rows
+    power: str  # which differences the queries show, where p decides nothing
+
+    def line(self) -> str:
+        """Returns it as it is printed."""
+        test = self.test
+        figures = [
+            self.metric,
+            f"{self.name} {test['mean']:.4f}, {self.other} {test['other_mean']:.4f}",
+            f"{test['difference']:+.4f} ({format_interval(test['interval'], digits=4)})",
+            f"p {self.p}",
+        ]
+        return " | ".join([*figures, self.power] if self.power else figures)
+
+    def sentence(self) -> str:
+        """Returns it as the sentence of a page."""
+        test = self.test
+        undecided = f"; {self.power}" if self.power else ""
+        return (
+            f"{self.name} has the highest {self.metric}, {test['mean']:.3f}; {self.other} has"
+            f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
+            f" {format_interval(test['interval'])}), p {self.p}{undecided}"
+        )
+
+
+def find_lead(rankings: Sequence[Ranking], one: Ranking, other: Ranking) -> Lead:
+    """Returns what the test says of two rankings, of which one has been tested against the other.
+
+    Args:
+      rankings: all that were tested, for whose number p is corrected.
+      one: the one that it is seen from.
+      other: see `one`.
+    """
+    metric, p_values = one.metric, corrected_p(rankings)
+    tested = one if one.tests else other
+    test = tested.tests[metric] if tested is one else swap(tested.tests[metric])
+    p = p_values[tested.name]
+    power = "" if p < SIGNIFICANCE_LEVEL else describe_power(test)
+    return Lead(one.name, other.name, metric, test, format_p(p, len(p_values)), power)
+
+
+def describe_power(test: Comparison) -> str:
+    """Returns which differences so many queries show, as it is printed."""
+    n_queries = test["better"] + test["worse"] + test["equal"]
+    if test["detectable"] is None:
+        return f"{n_queries} queries show no difference, however large"
+    return f"{n_queries:,} queries show differences of {test['detectable']:.2g} and more"
 
 
 def vectors_cell(vectors: tuple[int, int]) -> str:

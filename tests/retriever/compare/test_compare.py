@@ -14,12 +14,8 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.retriever.compare import compare as comparing
 from cocondenser_jax.retriever.compare import comparison
-from cocondenser_jax.retriever.compare.compare import (
-    describe_power,
-    find_lead,
-    find_rival,
-    name_models,
-)
+from cocondenser_jax.retriever.compare.compare import find_rival, name_models
+from cocondenser_jax.retriever.compare.rankings import find_lead
 from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.retriever.data.ranking import evaluate_run
@@ -334,10 +330,3 @@ def test_the_rival_of_the_best_is_by_other_vectors():
     # Seen from the one that was tested.
     seen = find_lead(rows, rows[1], best)
     assert seen.line().startswith("m | a 0.7000, a + BM25 0.8000 | -0.1000 (")
-
-
-def test_a_line_says_what_so_many_queries_show():
-    test = comparison_of(0.5, n_queries=1035)
-    assert describe_power(test) == "1,035 queries show differences of 0.14 and more"
-    few = comparison_of(1.0, n_queries=5) | {"detectable": None}
-    assert describe_power(few) == "5 queries show no difference, however large"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
+from cocondenser_jax.retriever.compare.rankings import Ranking, describe_power, with_tests
+from tests.world import comparison_of
 
 
 def ranking(name, values):
@@ -27,3 +28,10 @@ def test_all_are_tested_against_the_best_of_the_baselines():
             assert test["difference"] == pytest.approx(sign * difference)
             assert test["interval"] == pytest.approx([sign * difference] * 2)
     assert [row.score for row in rows.values()] == pytest.approx([0.1, 0.4, 0.9])
+
+
+def test_a_line_says_what_so_many_queries_show():
+    test = comparison_of(0.5, n_queries=1035)
+    assert describe_power(test) == "1,035 queries show differences of 0.14 and more"
+    few = comparison_of(1.0, n_queries=5) | {"detectable": None}
+    assert describe_power(few) == "5 queries show no difference, however large"

@@ -44,13 +44,9 @@ SHORTEST_TEXT = 3  # tokens, those around a text included
 _LIMITS = "max_seq_length", "query_length", "document_length"
 
 
-def require_loadable(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises a UserError for a network that the libraries would refuse or load differently.
-
-    Args:
-      folder: the folder with the network and its tokenizer.
-      config: the content of its config.json.
-    """
+def require_loadable(network: Network) -> None:
+    """Raises a UserError for a network that the libraries would refuse or load differently."""
+    folder, config = network.path, network.config
     model_type = config.get("model_type")
     if config.get("auto_map") and model_type not in CONFIG_MAPPING:
         raise UserError(
@@ -168,7 +164,7 @@ def require_lengths(
       least: the shortest, in tokens.
     """
     for network in networks:
-        require_loadable(network.path, network.config)
+        require_loadable(network)
         with loading(network.path, "transformer"):
             config = AutoConfig.from_pretrained(network.path, **NO_CODE)
         for name, length in lengths.items():

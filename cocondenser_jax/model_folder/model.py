@@ -163,7 +163,7 @@ def _published(
         from cocondenser_jax.model_folder import library  # slow to import
 
         for network in networks.values():
-            library.require_loadable(network.path, network.config)
+            library.require_loadable(network)
         return library.read_modules(folder)
     try:
         return module_files.from_files(modules, read), module_files.lowers_case(read)

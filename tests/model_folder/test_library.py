@@ -49,13 +49,13 @@ def test_a_network_without_a_tokenizer_is_refused(of_kind):
     with pytest.raises(UserError, match=re.escape(f"{folder} has no tokenizer: expected tok")):
         load(folder)
     (folder / "spiece.model").touch()
-    require_loadable(folder, open_network(folder).config)
+    require_loadable(open_network(folder))
 
 
 def test_an_adapter_without_its_network_is_named(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
-    require_loadable(folder, open_network(folder).config)  # the libraries add it to the network
+    require_loadable(open_network(folder))  # the libraries add it to the network
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match=re.escape(f"{folder} holds an adapter alone: merge it")):
         load_retriever(folder)
@@ -80,10 +80,10 @@ def test_more_layers_than_any_network_has_are_refused_before_they_are_made(of_ki
 def test_layers_are_counted_by_the_name_of_the_family(model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     change(folder / "config.json", model_type="distilbert", n_layers=1_000)
-    require_loadable(folder, open_network(folder).config)
+    require_loadable(open_network(folder))
     change(folder / "config.json", n_layers=1_001)
     with pytest.raises(UserError, match="n_layers is 1,001; expected at most 1,000"):
-        require_loadable(folder, open_network(folder).config)
+        require_loadable(open_network(folder))
 
 
 def test_more_tokens_than_rows_are_refused(of_kind):

@@ -70,7 +70,7 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
     for model in opened.values():
         require_outside(model.path, workdir)
         for network in model.networks.values():
-            require_loadable(network.path, network.config)
+            require_loadable(network)
     title, page = f"{', '.join(opened)} on {trial.data}", workdir / "report.html"
     with lock_folder(workdir):
         started = start_comparison(workdir, trial, survey)

@@ -45,7 +45,7 @@ def load_cross_encoder(
             )
         model = _new_cross_encoder(network, head_seed)
     else:
-        require_loadable(folder, network.config)
+        require_loadable(network)
         with loading(folder, "cross-encoder"):
             model = CrossEncoder(
                 str(folder),
@@ -79,7 +79,7 @@ def load_cross_encoder(
 
 def _new_cross_encoder(network: Network, head_seed: int) -> CrossEncoder:
     """Makes a cross-encoder of a network, with a random head."""
-    require_loadable(network.path, network.config)
+    require_loadable(network)
     task: Any = "sequence-classification"
     drawn = ("classifier.", "pooler.")
     with loading(network.path, "cross-encoder", drawn), new_parameters(head_seed):

@@ -126,7 +126,8 @@ def encode_corpus(
         engine = with_gpus(engine)
     require_outside(encoding.model.path, out)
     require_place(out, task, in_tasks=engine is not None)
-    require_quantizable(encoding.dtype, encoding.model.representation)
+    is_cosine = encoding.model.representation.is_cosine
+    require_quantizable(encoding.dtype, is_cosine=is_cosine)
     # PyTorch is loaded once all is right that can be known without it.
     from cocondenser_jax.model_folder.library import require_lengths
 

@@ -258,7 +258,7 @@ def passage_tokens(model: SentenceTransformer) -> int | None:
 
 def _open_bi_encoder(folder: ModelFolder) -> SentenceTransformer:
     for network in folder.networks.values():
-        require_loadable(network.path, network.config)
+        require_loadable(network)
     first = next(iter(folder.networks.values()))
     kwargs = model_kwargs(first.config) | DTYPE
     path = str(folder.path)

@@ -13,7 +13,6 @@ import numpy as np
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.representation import Representation
 
 INT8 = "int8"
 BINARY = "binary"
@@ -80,9 +79,9 @@ def _signs(bits: np.ndarray) -> np.ndarray:
     return signs
 
 
-def require_quantizable(dtype: str, representation: Representation) -> None:
-    """Raises a UserError where a number format cannot stand for a model's vectors."""
-    if dtype == BINARY and not representation.is_cosine:
+def require_quantizable(dtype: str, *, is_cosine: bool) -> None:
+    """Raises a UserError where a number format cannot stand for vectors, by how they compare."""
+    if dtype == BINARY and not is_cosine:
         raise UserError(
             "--dtype=binary loses the lengths of vectors, which inner products need: expected a"
             " model that compares by cosine, or --dtype=int8"

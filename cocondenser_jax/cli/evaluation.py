@@ -59,7 +59,7 @@ _COLUMNS = {
 def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_ids, json_out):
     """Compute the metrics of a run from relevance judgments."""
     from cocondenser_jax.retriever.compare.changes import Judged
-    from cocondenser_jax.retriever.compare.rankings import measure
+    from cocondenser_jax.retriever.compare.rankings import Ranking, measure
     from cocondenser_jax.retriever.data.folder import read_queries, read_texts, require_known
     from cocondenser_jax.retriever.data.ranking import metric_name, parse_metric, require_results
     from cocondenser_jax.retriever.data.same_text import warn_of_copies
@@ -79,7 +79,11 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
 
     rankings = {
         path: measure(
-            str(path), path, each, judgments, names, ignore_identical_ids=ignore_identical_ids
+            Ranking(str(path), path),
+            each,
+            judgments,
+            names,
+            ignore_identical_ids=ignore_identical_ids,
         )
         for path, each in runs.items()
     }

@@ -43,7 +43,6 @@ from cocondenser_jax.retriever.compare.rankings import (
     Lead,
     Ranking,
     comparison_table,
-    corrected_p,
     find_lead,
     with_tests,
 )
@@ -162,15 +161,15 @@ def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Rankin
     (before,) = [each for each in rankings if not each.tests]
     after = max((each for each in rankings if each.model == ADAPTED), key=lambda each: each.score)
     lead = find_lead(rankings, after, before)
-    verdict = HELPED if lead.test["difference"] > 0 and not lead.power else "undecided"
+    verdict = HELPED if lead.test["difference"] > 0 and lead.is_decided else "undecided"
     if harm := find_harm(rankings):
         verdict, lead = "harmed", harm
-    named = {each.name: each for each in rankings}
-    changes = changes_between(trial, named[lead.other], named[lead.name])
-    summary = _keep(workdir, title, verdict, lead.line(), rankings, changes)
+    changes = changes_between(trial, lead.other, lead.one)
+    table = comparison_table(rankings)
+    summary = _keep(workdir, title, verdict, lead.line(), table, changes)
     winner = after if verdict == HELPED else before
     search = search_flags(workdir / TEST, trial, winner, str(workdir / "retriever"))
-    return Outcome(comparison_table(rankings), summary, search)
+    return Outcome(table, summary, search)
 
 
 def find_harm(rankings: Sequence[Ranking]) -> Lead | None:
@@ -185,10 +184,9 @@ def find_harm(rankings: Sequence[Ranking]) -> Lead | None:
         if each.model == ADAPTED:
             own = published[each.is_fused]
             tested += with_tests([own, each], [own.name])[1:]
-    p_values = corrected_p(tested)
     leads = [find_lead(tested, each, published[each.is_fused]) for each in tested]
-    losses = [lead for lead in leads if lead.test["difference"] < 0 and not lead.power]
-    return min(losses, key=lambda lead: p_values[lead.name], default=None)
+    losses = [lead for lead in leads if lead.test["difference"] < 0 and lead.is_decided]
+    return min(losses, key=lambda lead: lead.p, default=None)
 
 
 def _keep(
@@ -196,7 +194,7 @@ def _keep(
     title: str,
     verdict: str,
     figures: str,
-    rankings: Sequence[Ranking] = (),
+    table: Sequence[Sequence[str]] = (),
     changes: Changes | None = None,
 ) -> str:
     """Copies the winning model and writes the report; returns the summary."""
@@ -208,7 +206,7 @@ def _keep(
     make_once(workdir, retriever, _copy, model)
     summary = f"VERDICT: {verdict} | {figures} | retriever/ is {kept}"
     workdirs = {ADAPTED: workdir / "pretraining"}
-    write_report(workdir / "report.html", title, summary, workdirs, rankings, changes)
+    write_report(workdir / "report.html", title, summary, workdirs, table, changes)
     return summary
 
 

@@ -49,7 +49,7 @@ from cocondenser_jax.retriever.compare.comparison import (
     rank_by_bm25,
     rank_by_vectors,
 )
-from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
+from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table, with_tests
 from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, seconds_of, write_store
 from cocondenser_jax.retriever.data.beir import write_beir, write_passages
@@ -128,7 +128,8 @@ def quickstart(workdir: Path) -> tuple[list[Ranking], str]:
         summary = f"{SUMMARY} Test: {n_queries:,} held-out first paragraphs over all passages."
         workdirs = {stage: workdir / "pretraining" / stage for stage in STAGES}
         workdirs |= {candidate.name: candidate.folder / "finetuning" for candidate in candidates}
-        write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, rankings)
+        table = comparison_table(rankings)
+        write_report(workdir / "report.html", "coCondenser quickstart", summary, workdirs, table)
         return rankings, summary
 
 

@@ -491,8 +491,8 @@ ARRIVES = {
     "evaluate": {
         "--run=a": {
             "read_run.path": "a",
-            "measure.name": "a",
-            "measure.source": "a",
+            "Ranking.name": "a",
+            "Ranking.source": "a",
             "measure.run": "read_run(a)",
         },
         "--qrels=q": {"read_qrels.path": "q", "measure.qrels": "read_qrels(q)"},
@@ -505,15 +505,15 @@ ARRIVES = {
             "require_results.run": ["read_run(run)", "read_run(b)"],
             "require_results.qrels": ["read_qrels(qrels)", "read_qrels(qrels)"],
             "require_results.name": ["run", "b"],
-            "measure.name": ["run", "b"],
-            "measure.source": ["run", "b"],
+            "measure.ranking": ["Ranking", "Ranking"],
+            "Ranking.name": ["run", "b"],
+            "Ranking.source": ["run", "b"],
             "measure.run": ["read_run(run)", "read_run(b)"],
             "measure.qrels": ["read_qrels(qrels)", "read_qrels(qrels)"],
             "measure.metrics": [
                 ["MRR@10", "Recall@100", "nDCG@10"],
                 ["MRR@10", "Recall@100", "nDCG@10"],
             ],
-            "measure.ignore_identical_ids": [False, False],
             "compare.per_query": "measure(run).metrics.__getitem__()",
             "compare.other": "measure(b).metrics.__getitem__()",
         },
@@ -614,8 +614,10 @@ class Arguments:
             bound = signature.bind(*arguments, **options).arguments
             if function.__name__ not in PRINTING:
                 self.note(function.__name__, hints, defaults, bound)
-            first = plain(next(iter(bound.values()), ""))
-            result = Result(name=f"{function.__name__}({first})")
+            first = next(iter(bound.values()), "")
+            if "name" in getattr(first, "_fields", ()):
+                first = first.name
+            result = Result(name=f"{function.__name__}({plain(first)})")
             parts = [getattr(result, part) for part in parts_of(hints.get("return"))]
             result.__iter__.side_effect = lambda: iter(parts)
             for table in (result, *parts) if get_origin(hints.get("return")) is list else parts:
@@ -697,9 +699,11 @@ def changes(before, given):
 
     By "no longer", the functions and records that the other one called or made alone.
     """
-    defaults = {key: [plain(each)] for key, each in given.defaults.items()}
-    known = defaults | before.values
-    changed = {key: each for key, each in given.values.items() if each != known.get(key)}
+    changed = {}
+    for key, values in given.values.items():
+        known, default = before.values.get(key, []), plain(given.defaults.get(key, Result))
+        if values != known and any(each != default for each in (*values, *known)):
+            changed[key] = values
     called, then = ({key.partition(".")[0] for key in each.values} for each in (before, given))
     return changed | ({"no longer": [sorted(called - then)]} if called - then else {})
 

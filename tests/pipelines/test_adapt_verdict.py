@@ -38,9 +38,9 @@ def rankings(n_queries, alone, fused):
 )
 def test_a_ranking_that_loses_against_its_own_is_harm(n_queries, alone, fused, harmed):
     harm = find_harm(rankings(n_queries, alone, fused))
-    assert (harm.name if harm else "") == harmed
+    assert (harm.one.name if harm else "") == harmed
     if harm:
-        assert harm.other == harmed.replace("adapted", "published")
+        assert harm.other.name == harmed.replace("adapted", "published")
 
 
 def test_the_line_of_harm():

@@ -83,12 +83,13 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
         rankings = compare_models(workdir, started, opened)
         best, rival = find_rival(rankings)
         lead = find_lead(rankings, best, rival)
-        winner = "undecided" if lead.power else best.name
+        winner = best.name if lead.is_decided else "undecided"
         summary = f"BEST: {winner} | {lead.line()}"
         changes = changes_between(started, rival, best)
-        write_report(page, title, lead.sentence(), {}, rankings, changes)
+        table = comparison_table(rankings)
+        write_report(page, title, lead.sentence(), {}, table, changes)
     search = search_flags(workdir, started, best, named.get(best.model, ""))
-    return Outcome(comparison_table(rankings), summary, search)
+    return Outcome(table, summary, search)
 
 
 def _compare_unjudged(

@@ -133,18 +133,11 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
       texts: of the passages.
     """
     _, qrels = read_split(trial.data, trial.split)
-    measured = []
-    for ranking in rankings:
-        run = read_run(ranking.source)
-        found = measure(
-            ranking.name,
-            ranking.source,
-            run,
-            qrels,
-            trial.metrics,
-            ignore_identical_ids=trial.ignore_identical_ids,
-        )
-        measured.append(ranking._replace(metrics=found.metrics, first=found.first))
+    ignore = trial.ignore_identical_ids
+    measured = [
+        measure(each, read_run(each.source), qrels, trial.metrics, ignore_identical_ids=ignore)
+        for each in rankings
+    ]
     _warn_of_unjudged(measured, qrels)
     warn_of_copies({each.name: each.first for each in measured}, qrels, texts)
     return measured

@@ -57,20 +57,19 @@ class Ranking(NamedTuple):
 
 
 def measure(
-    name: str,
-    source: Path,
+    ranking: Ranking,
     run: Run,
     qrels: Qrels,
     metrics: Sequence[str],
     *,
     ignore_identical_ids: bool = False,
 ) -> Ranking:
-    """Measures a run; see `evaluate_run` for all arguments but its file."""
+    """Returns a ranking with what its run scores; see `evaluate_run` for the other arguments."""
     measured = evaluate_run(
-        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
+        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=ranking.name
     )
     first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)
-    return Ranking(name, source, metrics=measured, first=first)
+    return ranking._replace(metrics=measured, first=first)
 
 
 def first_of(
@@ -102,34 +101,38 @@ def corrected_p(rankings: Sequence[Ranking]) -> dict[str, float]:
 
 
 class Lead(NamedTuple):
-    """A ranking beside another one."""
+    """What a test says of one ranking beside another."""
 
-    name: str
-    other: str
-    metric: str
-    test: Comparison  # seen from the first
-    p: str  # corrected for the number of rows
-    power: str  # which differences the queries show, where p decides nothing
+    one: Ranking
+    other: Ranking
+    test: Comparison  # of the metric that decides, seen from `one`
+    p: float  # of that test, corrected
+    n_tests: int  # for whose number it is corrected
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the difference counts."""
+        return self.p < SIGNIFICANCE_LEVEL
 
     def line(self) -> str:
         """Returns it as it is printed."""
         test = self.test
         figures = [
-            self.metric,
-            f"{self.name} {test['mean']:.4f}, {self.other} {test['other_mean']:.4f}",
+            self.one.metric,
+            f"{self.one.name} {test['mean']:.4f}, {self.other.name} {test['other_mean']:.4f}",
             f"{test['difference']:+.4f} ({format_interval(test['interval'], digits=4)})",
-            f"p {self.p}",
+            f"p {format_p(self.p, self.n_tests)}",
         ]
-        return " | ".join([*figures, self.power] if self.power else figures)
+        return " | ".join(figures if self.is_decided else [*figures, describe_power(test)])
 
     def sentence(self) -> str:
         """Returns it as the sentence of a page."""
-        test = self.test
-        undecided = f"; {self.power}" if self.power else ""
+        one, other, test = self.one, self.other, self.test
+        undecided = "" if self.is_decided else f"; {describe_power(test)}"
         return (
-            f"{self.name} has the highest {self.metric}, {test['mean']:.3f}; {self.other} has"
+            f"{one.name} has the highest {one.metric}, {test['mean']:.3f}; {other.name} has"
             f" {test['other_mean']:.3f}: difference {test['difference']:+.3f} (95 %:"
-            f" {format_interval(test['interval'])}), p {self.p}{undecided}"
+            f" {format_interval(test['interval'])}), p {format_p(self.p, self.n_tests)}{undecided}"
         )
 
 
@@ -141,12 +144,11 @@ def find_lead(rankings: Sequence[Ranking], one: Ranking, other: Ranking) -> Lead
       one: the one that it is seen from.
       other: see `one`.
     """
-    metric, p_values = one.metric, corrected_p(rankings)
+    p_values = corrected_p(rankings)
     tested = one if one.tests else other
-    test = tested.tests[metric] if tested is one else swap(tested.tests[metric])
-    p = p_values[tested.name]
-    power = "" if p < SIGNIFICANCE_LEVEL else describe_power(test)
-    return Lead(one.name, other.name, metric, test, format_p(p, len(p_values)), power)
+    test = tested.tests[one.metric]
+    seen = test if tested is one else swap(test)
+    return Lead(one, other, seen, p_values[tested.name], len(p_values))
 
 
 def describe_power(test: Comparison) -> str:

@@ -16,7 +16,7 @@ from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_chan
 from cocondenser_jax.retriever.compare.differences import Differences
 from cocondenser_jax.retriever.compare.panels import Panel, in_order, panel_of
 from cocondenser_jax.retriever.compare.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
-from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table
+from cocondenser_jax.retriever.compare.rankings import Ranking
 from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
 
 _HTML = Environment(
@@ -62,7 +62,7 @@ def write_report(
     title: str,
     summary: str,
     workdirs: Mapping[str, Path],
-    rankings: Sequence[Ranking] = (),
+    table: Sequence[Sequence[str]] = (),
     changes: Changes | Differences | None = None,
 ) -> None:
     """Writes a page on a comparison and on training runs, whole or not at all.
@@ -74,7 +74,7 @@ def write_report(
       title: of the page.
       summary: a sentence or two.
       workdirs: of training runs, by their names; a folder without a run is left out.
-      rankings: of the comparison, if there is one.
+      table: of a comparison, if there is one: see `comparison_table`.
       changes: from one of its rankings to another; or, where nothing is judged, how they differ.
     """
     runs = []
@@ -88,7 +88,6 @@ def write_report(
                 if "steps" in values  # pre-training
             }
             runs.append((kind, progress, _plots(of_kind), facts))
-    table = comparison_table(rankings) if rankings else []
     is_judged = not isinstance(changes, Differences)
     page = _HTML.get_template("page.html").render(
         title=title,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.retriever.compare.changes import Judged, Move, find_changes
-from cocondenser_jax.retriever.compare.rankings import measure
+from cocondenser_jax.retriever.compare.rankings import Ranking, measure
 from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.data.trec import write_run
 from tests.world import write_records
@@ -21,7 +21,7 @@ def ranking(name, rankings, qrels, folder):
     run = run_of(rankings)
     source = folder / f"{name}.trec"
     write_run(source, run)
-    return measure(name, source, run, qrels, [METRIC])
+    return measure(Ranking(name, source), run, qrels, [METRIC])
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_what_has_its_querys_id_is_left_out(corpus):
     """The page and the metrics are of the same passages."""
     qrels = {"p1": {"p2": 1}}
     run = run_of({"p1": ["p1", *(f"p{i}" for i in range(3, 12)), "p2"]})
-    found = measure("old", corpus / "old.trec", run, qrels, [METRIC], ignore_identical_ids=True)
+    found = measure(
+        Ranking("old", corpus / "old.trec"), run, qrels, [METRIC], ignore_identical_ids=True
+    )
     assert found.first == {"p1": [*(f"p{i}" for i in range(3, 12)), "p2"]}
     assert found.metrics["mean"][METRIC] == pytest.approx(1 / 10)
 

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from cocondenser_jax.retriever.compare.rankings import comparison_table
 from cocondenser_jax.retriever.compare.report import write_report
 from tests.world import comparison_of, ranked
 
@@ -59,7 +60,12 @@ def written_page(tmp_path, **changes):
         ranked("BM25", "", False, {"MRR@10": 0.471}, {"MRR@10": comparison_of(0.02)}, 0.2),
         ranked("coCondenser", "coCondenser", False, {"MRR@10": 0.24}, {}, 1513.0),
     ]
-    values = {"title": "A run", "summary": "Small.", "workdirs": {"stage 1": run}, "rankings": rows}
+    values = {
+        "title": "A run",
+        "summary": "Small.",
+        "workdirs": {"stage 1": run},
+        "table": comparison_table(rows),
+    }
     out = tmp_path / "report.html"
     write_report(out, **values | changes)
     html = out.read_text(encoding="utf-8")
@@ -84,7 +90,7 @@ def test_page_shows_the_table_and_the_facts(tmp_path):
 
 
 def test_page_without_a_table_has_no_comparison(tmp_path):
-    html, page = written_page(tmp_path, rankings=())
+    html, page = written_page(tmp_path, table=())
     assert page.texts_in("h2") == ["Pre-training"]
     assert "<table" not in html
 
@@ -100,7 +106,12 @@ def test_a_curve_has_its_color_and_last_value_in_plot_and_legend(tmp_path):
 def hostile_content(tmp_path):
     run = write_run(tmp_path / "hostile", HOSTILE, {HOSTILE: HOSTILE})
     row = ranked(HOSTILE, HOSTILE, False, {HOSTILE: 0.5}, {}, 1.0)
-    return {"title": HOSTILE, "summary": HOSTILE, "workdirs": {HOSTILE: run}, "rankings": [row]}
+    return {
+        "title": HOSTILE,
+        "summary": HOSTILE,
+        "workdirs": {HOSTILE: run},
+        "table": comparison_table([row]),
+    }
 
 
 @pytest.mark.parametrize("is_hostile", [False, True])

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from cocondenser_jax.convert.from_torch import load_encoder
 from cocondenser_jax.convert.names import Params
+from cocondenser_jax.corpus.same_tokens import TEXTS
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
@@ -23,9 +24,12 @@ from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode, require_devices
 from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retriever.search.models import pooling_of, towers
-from cocondenser_jax.retriever.search.same_vectors import require_same_vectors
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
+# Of a vector's length: how far the two may be apart. Rounding gives 1e-6 or so; the other formula
+# of GELU gives 1e-3.
+TOLERANCE = 1e-4
+_LONGEST = 96  # tokens of texts that are compared: more than ModernBERT's local attention sees
 
 
 def run_in_flax(
@@ -59,12 +63,12 @@ def run_in_flax(
         )
         in_torch = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
         program = "in JAX (expected --backend=torch)"
-        compare_with_flax(network.path, in_torch, tower.tokenizer, config, params, program)
+        require_same_vectors(network.path, in_torch, tower.tokenizer, config, params, program)
         encode = mapped_encode(config, params, dtype, batch_size)
         tower.forward = _forward(encode, config.max_length, pad_id)
 
 
-def compare_with_flax(
+def require_same_vectors(
     folder: Path,
     model: torch.nn.Module,
     tokenizer: Any,
@@ -76,18 +80,35 @@ def compare_with_flax(
 
     Args:
       folder: that both were read from.
-      model: see `same_vectors.require_same_vectors`.
-      tokenizer: see `same_vectors.require_same_vectors`.
+      model: maps features to a `sentence_embedding`, as sentence-transformers' modules do.
+      tokenizer: transformers' of the model, which pads as it is set to.
       config: of the Flax network, with all that follows the pooling in `model`.
       params: of the Flax network.
       program: what the message calls it.
     """
-
-    def encode(ids_BxL: np.ndarray, mask_BxL: np.ndarray) -> np.ndarray:
-        with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
-            return np.asarray(_encode(config, params, ids_BxL.astype(np.int32), mask_BxL))
-
-    require_same_vectors(folder, model, tokenizer, encode, program)
+    longest = min(tokenizer.model_max_length or _LONGEST, _LONGEST)
+    features = tokenizer(
+        [*TEXTS], padding=True, truncation=True, max_length=longest, return_tensors="pt"
+    )
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        moved = {name: value.to(device) for name, value in features.items()}
+        expected_BxD = model(moved)["sentence_embedding"].float().cpu().numpy()
+    ids_BxL, mask_BxL = features["input_ids"].numpy(), features["attention_mask"].numpy() > 0
+    order_BxL = np.argsort(~mask_BxL, axis=1, kind="stable")  # padding comes last
+    ids_BxL = np.take_along_axis(ids_BxL, order_BxL, axis=1).astype(np.int32)
+    mask_BxL = np.take_along_axis(mask_BxL, order_BxL, axis=1)
+    with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
+        found_BxD = np.asarray(_encode(config, params, ids_BxL, mask_BxL))
+    lengths_B = np.linalg.norm(expected_BxD, axis=1)
+    differences_B = np.linalg.norm(found_BxD - expected_BxD, axis=1) / np.maximum(lengths_B, 1e-12)
+    worst = int(np.argmax(differences_B))
+    if not (differences_B <= TOLERANCE).all():
+        raise UserError(
+            f"{folder} makes other vectors {program} than it is searched with: of"
+            f" {TEXTS[worst][:40]!r} they are {differences_B[worst]:.1e} of their length apart,"
+            f" where rounding gives less than {TOLERANCE:g}"
+        )
 
 
 @functools.partial(jax.jit, static_argnums=0)  # both towers of a shape are compiled once

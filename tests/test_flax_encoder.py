@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from cocondenser_jax import flax_encoder
 from cocondenser_jax.cli import main
-from cocondenser_jax.convert.from_torch import load_folder
+from cocondenser_jax.convert.from_torch import load_folder, load_vectors
 from cocondenser_jax.convert.to_torch import export_folder
+from cocondenser_jax.corpus.same_tokens import TEXTS
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model_folder.model import open_model
@@ -149,3 +152,35 @@ def test_positions_that_follow_another_padding_are_refused(research_folders, tmp
     (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 0}))
     with pytest.raises(UserError, match="pads with 1, but pad_token_id of the model is 0"):
         run_in_flax(load_retriever(folder), open_model(folder), batch_size=3)
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "is_refused"),
+    [(0, 0.0, False), (1, 5e-5, False), (2, 2e-4, True), (5, -2e-4, True), (3, np.nan, True)],
+)
+def test_vectors_that_are_apart_by_more_than_rounding_are_refused(
+    model_folder, row, error, is_refused, monkeypatch
+):
+    model = load_retriever(model_folder, given=Given("mean", "dot"))
+    expected_BxD = model.encode([*TEXTS])
+
+    def encode(config, params, ids_BxL, mask_BxL):
+        assert mask_BxL.any(axis=1).all()
+        assert ids_BxL.shape == (len(TEXTS), 64)  # the longest text is as long as the model reads
+        assert (np.diff(mask_BxL.astype(int), axis=1) <= 0).all()  # padded at the end
+        features = {"input_ids": torch.tensor(ids_BxL), "attention_mask": torch.tensor(mask_BxL)}
+        with torch.inference_mode():
+            found_BxD = model(features)["sentence_embedding"].numpy().copy()
+        found_BxD[row] *= 1 + error
+        return found_BxD
+
+    np.testing.assert_array_less(0.1, np.linalg.norm(expected_BxD, axis=1))
+    monkeypatch.setattr(flax_encoder, "_encode", encode)
+    compared = model_folder, model, model.tokenizer, *load_vectors(open_model(model_folder))
+    if not is_refused:
+        flax_encoder.require_same_vectors(*compared, "elsewhere")
+        return
+    text = TEXTS[row][:40]
+    with pytest.raises(UserError, match="makes other vectors elsewhere than it is searched") as e:
+        flax_encoder.require_same_vectors(*compared, "elsewhere")
+    assert repr(text) in str(e.value)

@@ -120,7 +120,7 @@ class _BeforeTraining(Exception):
     """Stops `adapt` when it has written the model as published."""
 
 
-def _stop(*_: object) -> None:
+def _stop(*_: object, **__: object) -> None:
     raise _BeforeTraining
 
 
@@ -135,7 +135,7 @@ def start_of(folder_of, data, tmp_path_factory):
         model, corpus = str(folder_of(name)), str(data / "text.jsonl")
         length = f"--config.data.length={longest_input(CASES[name].folder)}"
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(adapt_module, "write_store", _stop)
+            patched.setattr(adapt_module, "build_store", _stop)
             given = given_of(CASES[name])
             with pytest.raises((_BeforeTraining, UserError)) as stopped:
                 adapt_module.adapt(workdir, corpus, model, None, [length], given)

@@ -18,9 +18,10 @@ Existing parts are not made again, so the same command resumes. Judgments may be
 import logging
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from cocondenser_jax.corpus.build import require_spans
+from cocondenser_jax.corpus.build import build_store, require_spans
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.sources import documents_sha256, require_source
 from cocondenser_jax.corpus.store import open_store
@@ -47,7 +48,7 @@ from cocondenser_jax.retriever.compare.rankings import (
     with_tests,
 )
 from cocondenser_jax.retriever.compare.report import write_report
-from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, write_store
+from cocondenser_jax.retriever.compare.steps import make_once, seconds_of
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
 from cocondenser_jax.retriever.data.folder import Survey
 
@@ -118,11 +119,11 @@ def adapt(
     }
     published, adapted, store = (workdir / name for name in (PUBLISHED, ADAPTED, "store"))
     title = f"{model}, adapted to {corpus}"
-    length = config.data.length
     with lock_folder(workdir):
         start_or_compare(workdir / "started.json", started, free=["corpus"])  # it may be moved
         make_once(workdir, published, resolve_model, start)
-        make_once(workdir, store, write_store, corpus, published, length)
+        write_store = partial(build_store, max_length=config.data.length)
+        make_once(workdir, store, write_store, corpus, published)
         begun = None if asked is None else start_comparison(workdir / TEST, *asked)
         if begun is not None:
             rank_by_bm25(workdir / TEST, begun)  # before training, since it may find nothing

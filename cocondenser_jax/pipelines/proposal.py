@@ -19,7 +19,7 @@ from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UnsupportedError, UserError
-from cocondenser_jax.flax_encoder import compare_with_flax
+from cocondenser_jax.flax_encoder import require_same_vectors
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import count_devices
@@ -66,7 +66,9 @@ def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
     prompts = dict(shape.representation.prompts)
     every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
     require_same_tokens(start.path, tokenizer, search, every, shape.longest_text)
-    compare_with_flax(start.path, served, tower.tokenizer, *load_vectors(start), program="in JAX")
+    require_same_vectors(
+        start.path, served, tower.tokenizer, *load_vectors(start), program="in JAX"
+    )
     return shape, tokenizer
 
 

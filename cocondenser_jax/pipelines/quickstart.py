@@ -25,6 +25,7 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ from ml_collections import ConfigDict
 from cocondenser_jax.configs import quickstart as pretraining
 from cocondenser_jax.configs import quickstart_finetune as finetuning
 from cocondenser_jax.convert.to_torch import export_folder
-from cocondenser_jax.corpus.build import build_vocabulary
+from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files.runs import lock_folder, start_or_compare
@@ -51,7 +52,7 @@ from cocondenser_jax.retriever.compare.comparison import (
 )
 from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table, with_tests
 from cocondenser_jax.retriever.compare.report import write_report
-from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, seconds_of, write_store
+from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, seconds_of
 from cocondenser_jax.retriever.data.beir import write_beir, write_passages
 from cocondenser_jax.retriever.data.folder import read_split, read_texts
 from cocondenser_jax.retriever.data.layouts import Passage
@@ -113,8 +114,8 @@ def quickstart(workdir: Path) -> tuple[list[Ranking], str]:
         _announce(workdir, "learning the vocabulary, building the token store")
         text = str(data / "pretrain.jsonl")
         tokenizer = make_once(workdir, workdir / "tokenizer", _learn_vocabulary, text)
-        length = pretraining.get_config().data.length
-        store = make_once(workdir, workdir / "store", write_store, text, tokenizer, length)
+        write_store = partial(build_store, max_length=pretraining.get_config().data.length)
+        store = make_once(workdir, workdir / "store", write_store, text, tokenizer)
         candidates = _pretrain_candidates(workdir, store, tokenizer)
         trial = Trial(data, metrics=DEFAULT_METRICS)
         bm25 = rank_by_bm25(workdir, trial)

@@ -208,7 +208,7 @@ def test_the_search_that_is_printed_finds_something(finished, capsys):
 
 
 def test_called_again_it_makes_nothing(finished, monkeypatch):
-    monkeypatch.setattr(adapting, "write_store", pytest.fail)
+    monkeypatch.setattr(adapting, "build_store", pytest.fail)
     monkeypatch.setattr(resolve, "resolve_model", pytest.fail)
     monkeypatch.setattr(pretraining, "pretrain_model", pytest.fail)
     for name in ("encode_corpus", "rank_by_vectors", "write_bm25_run"):
@@ -304,10 +304,10 @@ def test_a_corpus_without_a_span_leaves_no_folder(model_folder, tmp_path, capsys
 def publish(tmp_path, monkeypatch, capsys):
     """Runs `adapt` up to its store; returns its workdir."""
 
-    def stop(*_):
+    def stop(*_, **__):
         raise UserError("no further")
 
-    monkeypatch.setattr(adapting, "write_store", stop)
+    monkeypatch.setattr(adapting, "build_store", stop)
     write_records(tmp_path / "corpus.jsonl", [{"text": " ".join(WORDS)}])
 
     def run(model, *flags):

@@ -263,7 +263,7 @@ def test_held_out_first_paragraphs_are_in_no_training_text(small, tmp_path):
 
 
 def test_called_again_it_trains_nothing(finished, monkeypatch):
-    for name in ("write_store", "pretrain_model", "finetune", "encode_corpus"):
+    for name in ("build_store", "pretrain_model", "finetune", "encode_corpus"):
         monkeypatch.setattr(module, name, pytest.fail)
     monkeypatch.setattr(comparison, "write_bm25_run", pytest.fail)
     # As a kill between these two would leave it, but for the index.

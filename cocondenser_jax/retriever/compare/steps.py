@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVarTuple
 
-from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.files.whole import read_object, write_json
 
 SECONDS = "seconds.json"
@@ -66,8 +65,3 @@ def remove_results(workdir: Path, results: Sequence[Path]) -> None:
     write_json(workdir / SECONDS, seconds)  # first: what a kill leaves is removed by the next call
     for result in results:
         result.unlink()
-
-
-def write_store(source: str, tokenizer: Path, max_length: int, out: Path) -> None:
-    """Writes the token store of a corpus; see `build_store`."""
-    build_store(source, str(tokenizer), out, max_length=max_length)

@@ -87,7 +87,13 @@ def test_the_name_or_the_first_line_tells_the_columns(name, text, rows):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.tsv", "1\ttext", r"^a\.tsv:1: 1, text: expected a first line that names the columns"),
+        (
+            "a.tsv",
+            "1\ttext",
+            r"^a\.tsv:1: 1, text: expected a first line that names the columns, id and text among"
+            r" them; or, where passages are read, --columns=id,title,text$",
+        ),
+        ("a.tsv", f"{'w' * 99}\ttext", r"^a\.tsv:1: w{40}, text: expected a first line"),
         ("a.tsv", "who asks\tyes\tno", r"^a\.tsv:1: who asks, yes, no: expected a first line"),
         ("triples.train.small.tsv", "who\tyes\tno", "expected a first line"),
         ("run.dev.small.tsv", "1\t7\t1\n1\t8\t2", "expected a first line"),

@@ -140,6 +140,19 @@ def test_the_name_of_a_folder_says_nothing_of_its_model(tmp_path, caplog, origin
     assert "--query_prompt='query: ' --passage_prompt='passage: '" in line
 
 
+@pytest.mark.parametrize(
+    ("given", "n_lines"),
+    [
+        (Given(query_prompt=""), 1),
+        (Given(passage_prompt=""), 1),
+        (Given(query_prompt="", passage_prompt=""), 0),
+    ],
+)
+def test_prompts_are_offered_until_both_are_given(tmp_path, caplog, given, n_lines):
+    open_model(write_folder(MINILM, tmp_path / "e5-small-v2"), given)
+    assert len(lines(caplog)) == n_lines
+
+
 def test_a_name_on_the_hub_says_what_its_folder_does_not(tmp_path, caplog, monkeypatch):
     folder = write_folder(MINILM, tmp_path / "0123abc")
     monkeypatch.setattr(model_module, "find_folder", lambda name: folder)

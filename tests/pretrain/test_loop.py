@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -92,6 +93,7 @@ class Run(NamedTuple):
     config: ConfigDict
     dropped: set[tuple[int, float]]  # the axes of what went through dropout, and the rate
     chunks: set[tuple[int, int]]  # chunks of a device, spans of a chunk
+    compared: dict  # what hosts are found to have alike
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def unusual(store_folder, tmp_path_factory):
     config = default.get_config()
     config.update(UNUSUAL)
     config.data.store = str(store_folder)
-    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set())
+    run = Run(tmp_path_factory.mktemp("loop") / "run", config, set(), set(), {})
 
     def dropout(x, rate, seeds):
         run.dropped.add((x.ndim, rate))
@@ -110,11 +112,17 @@ def unusual(store_folder, tmp_path_factory):
         run.chunks.add(jax.tree.leaves(chunks)[0].shape[:2])
         return gradient(params, chunks, **functions)
 
+    def compare(facts):
+        run.compared.update(facts)
+        return broadcast_and_compare(facts)
+
     gradient = step_module.loss_gradient
+    broadcast_and_compare = loop.hosts.broadcast_and_compare
     with pytest.MonkeyPatch.context() as patch:
         for module in (encoder, attention):
             patch.setattr(module, "dropout", dropout)
         patch.setattr(step_module, "loss_gradient", loss_gradient)
+        patch.setattr(loop.hosts, "broadcast_and_compare", compare)
         train(config, run.workdir)
     return run
 
@@ -302,6 +310,46 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     other.train.chunk_size = 4
     other.checkpoint.every = 3
     train(other, tmp_path / "run")
+
+
+def test_hosts_compare_all_in_which_they_could_differ(unusual):
+    run = json.loads((unusual.workdir / "run.json").read_text())
+    assert json.loads(json.dumps(unusual.compared)) == {
+        "config": run["config"],
+        "data": run["data"]["sha256"],
+        "probe.data": {},
+        "model": run["model"],
+        "what their kernel of attention gives": "xla",
+        "train.chunk_size": 2,
+        "train.kept_chunks": 0,
+    }
+
+
+def test_rates_are_those_of_all_hosts(unusual, monkeypatch):
+    store = open_store(Path(unusual.config.data.store))
+    experiment = resolve(unusual.config, store)
+    model_config = load_run(unusual.workdir)[0]
+    # Begun at 1; waits from 2 to 4 and from 5 to 6; ends at 11.
+    seconds = iter([1, 2, 4, 5, 6, 7, 11, 20])
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    monkeypatch.setattr(loop.hosts, "count", lambda: 3)
+    monkeypatch.setattr(loop, "peak_flops", lambda devices, dtype: {"float32": 1e9}[dtype])
+    rates = loop._Rates(model_config, experiment)
+    batches = [make_batch(store, experiment.batches, step) for step in (0, 1)]
+    assert [*rates.counted(iter(batches))] == batches
+    n_tokens = sum(int(batch.attention_mask_SxL.sum()) for batch in batches)
+    flops = 3 * forward_flops(model_config, 14, mask_capacity(14)) * 19.2
+    assert rates.since_last() == pytest.approx(
+        {
+            "spans_per_second": 3 * 2 * 32 / 10,
+            "tokens_per_second": 3 * n_tokens / 10,
+            "input_wait_share": 0.3,
+            "model_tflops_per_second": flops / 1e12,
+            "mfu": flops / 1e9,
+        }
+    )
+    assert rates.logged == [pytest.approx(3 * n_tokens / 10)]
+    assert (rates.since, rates.n_spans, rates.n_tokens, rates.waited) == (20, 0, 0, 0)
 
 
 def test_titles_are_counted_by_documents(config, tmp_path, caplog, monkeypatch):

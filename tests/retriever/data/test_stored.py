@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import pickle
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
@@ -51,6 +51,12 @@ def test_another_process_opens_the_files_for_itself(passages, method):
         found = [workers.submit(dict, passages) for _ in range(4)]
         assert [each.result() for each in found] == [TEXTS] * 4
     assert dict(passages) == TEXTS
+
+
+def test_another_thread_reads_them_too(passages):
+    assert dict(passages) == TEXTS
+    with ThreadPoolExecutor(1) as workers:
+        assert workers.submit(dict, passages).result() == TEXTS
 
 
 def test_a_forked_process_has_a_connection_of_its_own(passages):

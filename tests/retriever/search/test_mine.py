@@ -45,6 +45,7 @@ def test_one_run_without_what_is_relevant(folder):
     out = folder / "pool.trec"
     metrics = mine([folder / "bm25.trec"], folder, "train", out)
     assert pools(out) == {"q1": list("bcdef"), "q2": list("ab")}
+    assert {line.split()[5] for line in out.read_text().splitlines()} == {"negatives"}
     assert metrics == {
         "queries": 2,  # q3 has no positive, so nothing trains on its negatives
         "queries without negatives": 0,

@@ -61,6 +61,7 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
     from cocondenser_jax.retriever.compare.changes import Judged
     from cocondenser_jax.retriever.compare.rankings import Ranking, measure
     from cocondenser_jax.retriever.data.folder import read_queries, read_texts, require_known
+    from cocondenser_jax.retriever.data.identical_ids import finds_itself, warn_of_identical_ids
     from cocondenser_jax.retriever.data.ranking import metric_name, parse_metric, require_results
     from cocondenser_jax.retriever.data.same_text import warn_of_copies
     from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
@@ -87,6 +88,9 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
         )
         for path, each in runs.items()
     }
+    if not ignore_identical_ids:
+        own = {str(path): finds_itself(each, judgments) for path, each in runs.items()}
+        warn_of_identical_ids(own, judgments)
     after = rankings[run].metrics
     result: dict[str, Any] = {**after}
     if compare_with is None:

@@ -288,6 +288,7 @@ def retrieve(
         relevant_passages,
         warn_of_missing,
     )
+    from cocondenser_jax.retriever.data.layouts import numbers_queries
     from cocondenser_jax.retriever.search.search import count_passages, retrieve
 
     require_one(index=index, embeddings=embeddings)
@@ -302,7 +303,7 @@ def retrieve(
         run_out,
         depth=depth,
         ignore_identical_ids=ignore_identical_ids,
-        counts_copies=True,
+        warns=not numbers_queries(data),
     )
     print_metrics(metrics, json_out)
     if split is not None:

@@ -37,6 +37,7 @@ _CORPUS = flag("--corpus", CORPUS, f"passages (default: those of --data): {DOCUM
 )
 def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1, b, language):
     """Rank passages by BM25 for the queries of a data set and write a TREC run."""
+    from cocondenser_jax.retriever.data.layouts import numbers_queries
     from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
 
     metrics = write_bm25_run(
@@ -45,7 +46,7 @@ def bm25(data, split, run_out, depth, json_out, corpus, ignore_identical_ids, k1
         depth=depth,
         settings=Bm25Settings(k1=k1, b=b, language=language),
         ignore_identical_ids=ignore_identical_ids,
-        counts_copies=True,
+        warns=not numbers_queries(data),
     )
     print_metrics(metrics, json_out)
 
@@ -68,6 +69,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
     """Fuse several runs into one, by ranks or by scores."""
     from cocondenser_jax.retriever.data.identical_ids import (
         drop_identical_ids,
+        finds_itself,
         warn_of_identical_ids,
     )
     from cocondenser_jax.retriever.data.trec import read_run, write_run
@@ -78,7 +80,7 @@ def fuse(run, run_out, method, weights, depth, ignore_identical_ids, json_out):
         runs = [drop_identical_ids(each) for each in runs]
     check_runs(dict(zip(map(str, run), runs, strict=True)))
     fused = fuse_runs(runs, method=method, weights=weights, depth=depth)
-    warn_of_identical_ids(fused, {})
+    warn_of_identical_ids({str(run_out): finds_itself(fused, fused)}, {})
     write_run(run_out, fused)
     in_every_run = [query for query in fused if all(query in each for each in runs)]
     print_metrics({"queries": len(fused), "queries in every run": len(in_every_run)}, json_out)

@@ -407,6 +407,7 @@ ARRIVES = {
             "count_passages.names": "relevant_passages(read_asked(d).qrels)",
             "warn_of_missing.relevant": "relevant_passages(read_asked(d).qrels)",
             "retrieve.asked": "read_asked(d)",
+            "numbers_queries.path": "d",
         },
         "--split=s": {
             "read_asked.split": "s",
@@ -424,7 +425,7 @@ ARRIVES = {
         },
     },
     "bm25": {
-        "--data=d": {"Searched.data": "d"},
+        "--data=d": {"Searched.data": "d", "numbers_queries.path": "d"},
         "--split=s": {"Searched.split": "s"},
         "--run_out=r": {"write_bm25_run.run_out": "r"},
         "--depth=9": {"write_bm25_run.depth": 9},
@@ -441,10 +442,17 @@ ARRIVES = {
             "read_run.path": ["a", "b"],
             "check_runs.runs": {"a": "read_run(a)", "b": "read_run(b)"},
             "fuse_runs.runs": ["read_run(a)", "read_run(b)"],
-            "warn_of_identical_ids.run": "fuse_runs(['read_run(a)', 'read_run(b)'])",
+            "finds_itself.run": "fuse_runs(['read_run(a)', 'read_run(b)'])",
+            "finds_itself.queries": "fuse_runs(['read_run(a)', 'read_run(b)'])",
+            "warn_of_identical_ids.rankings": {
+                "run_out": "finds_itself(fuse_runs(['read_run(a)', 'read_run(b)']))"
+            },
             "write_run.run": "fuse_runs(['read_run(a)', 'read_run(b)'])",
         },
-        "--run_out=r": {"write_run.path": "r"},
+        "--run_out=r": {
+            "write_run.path": "r",
+            "warn_of_identical_ids.rankings": {"r": "finds_itself(fuse_runs(['read_run(run)']))"},
+        },
         "--method=rrf": {"fuse_runs.method": "rrf"},
         "--weights=1,2": {"fuse_runs.weights": [1.0, 2.0]},
         "--depth=9": {"fuse_runs.depth": 9},
@@ -452,7 +460,11 @@ ARRIVES = {
             "drop_identical_ids.run": "read_run(run)",
             "check_runs.runs": {"run": "drop_identical_ids(read_run(run))"},
             "fuse_runs.runs": ["drop_identical_ids(read_run(run))"],
-            "warn_of_identical_ids.run": "fuse_runs(['drop_identical_ids(read_run(run))'])",
+            "finds_itself.run": "fuse_runs(['drop_identical_ids(read_run(run))'])",
+            "finds_itself.queries": "fuse_runs(['drop_identical_ids(read_run(run))'])",
+            "warn_of_identical_ids.rankings": {
+                "run_out": "finds_itself(fuse_runs(['drop_identical_ids(read_run(run))']))"
+            },
             "write_run.run": "fuse_runs(['drop_identical_ids(read_run(run))'])",
         },
         "--json_out=j": {"print_metrics.json_out": "j"},
@@ -494,8 +506,15 @@ ARRIVES = {
             "Ranking.name": "a",
             "Ranking.source": "a",
             "measure.run": "read_run(a)",
+            "finds_itself.run": "read_run(a)",
+            "warn_of_identical_ids.rankings": {"a": "finds_itself(read_run(a))"},
         },
-        "--qrels=q": {"read_qrels.path": "q", "measure.qrels": "read_qrels(q)"},
+        "--qrels=q": {
+            "read_qrels.path": "q",
+            "measure.qrels": "read_qrels(q)",
+            "finds_itself.queries": "read_qrels(q)",
+            "warn_of_identical_ids.qrels": "read_qrels(q)",
+        },
         "--metric=AP,P@5": {
             "parse_metric.name": ["AP", "P@5"],
             "measure.metrics": ["AP", "P@5"],
@@ -514,6 +533,12 @@ ARRIVES = {
                 ["MRR@10", "Recall@100", "nDCG@10"],
                 ["MRR@10", "Recall@100", "nDCG@10"],
             ],
+            "finds_itself.run": ["read_run(run)", "read_run(b)"],
+            "finds_itself.queries": ["read_qrels(qrels)", "read_qrels(qrels)"],
+            "warn_of_identical_ids.rankings": {
+                "run": "finds_itself(read_run(run))",
+                "b": "finds_itself(read_run(b))",
+            },
             "compare.per_query": "measure(run).metrics.__getitem__()",
             "compare.other": "measure(b).metrics.__getitem__()",
         },
@@ -540,9 +565,13 @@ ARRIVES = {
             "Judged.corpus": "d",
         },
         "--report=p with --compare_with=b --data=d": {"write_changes.out": "p"},
-        "--ignore_identical_ids": {"measure.ignore_identical_ids": True},
+        "--ignore_identical_ids": {
+            "measure.ignore_identical_ids": True,
+            "no longer": ["finds_itself", "warn_of_identical_ids"],
+        },
         "--ignore_identical_ids with --compare_with=b": {
-            "measure.ignore_identical_ids": [True, True]
+            "measure.ignore_identical_ids": [True, True],
+            "no longer": ["finds_itself", "warn_of_identical_ids"],
         },
         "--json_out=j with --compare_with=b": {
             "write_json.path": "j",

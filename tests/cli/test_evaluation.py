@@ -167,6 +167,19 @@ def test_a_run_without_results_is_compared_with_none(folder, capsys, run, other)
     assert "empty.trec has no result for any of the 4 judged queries" in capsys.readouterr().err
 
 
+def test_queries_that_find_themselves_are_counted_in_one_line(folder, caplog):
+    (folder / "own.tsv").write_text("q1 0 d1 1\nq2 0 d1 1\n")
+    for name in ("a.trec", "b.trec"):
+        (folder / name).write_text("q1 Q0 q1 1 2.0 t\nq1 Q0 d1 2 1.0 t\nq2 Q0 d1 1 1.0 t\n")
+    command = "evaluate --run=a.trec --compare_with=b.trec --qrels=own.tsv".split()
+    assert main(command) == 0
+    assert caplog.text.count("own id") == 1
+    assert "1 of 2 queries of a.trec, 1 of 2 queries of b.trec have a result" in caplog.text
+    caplog.clear()
+    assert main([*command, "--ignore_identical_ids"]) == 0
+    assert "own id" not in caplog.text
+
+
 @pytest.mark.effect("evaluate --data")
 def test_copies_of_relevant_passages_are_counted(folder, capsys, caplog):
     """By their texts: the metrics stay trec_eval's."""
@@ -176,7 +189,7 @@ def test_copies_of_relevant_passages_are_counted(folder, capsys, caplog):
     command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv --metric=MRR@10"
     assert main(command.split()) == 0
     table = capsys.readouterr().out
-    assert "judged itself" not in caplog.text
+    assert "unjudged copy" not in caplog.text
     assert main([*command.split(), "--data=."]) == 0
     assert capsys.readouterr().out.startswith(table)
     said = "2 of 4 queries of other.trec, 2 of 4 queries of run.trec have, among their first 10 pa"

@@ -30,6 +30,7 @@ from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_te
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, timed
 from cocondenser_jax.retriever.compare.trial import STARTED, Trial
 from cocondenser_jax.retriever.data.folder import read_asked, read_split
+from cocondenser_jax.retriever.data.identical_ids import finds_itself, warn_of_identical_ids
 from cocondenser_jax.retriever.data.same_text import Texts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import Qrels, read_run, write_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, Searched, write_bm25_run
@@ -134,10 +135,13 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
     """
     _, qrels = read_split(trial.data, trial.split)
     ignore = trial.ignore_identical_ids
-    measured = [
-        measure(each, read_run(each.source), qrels, trial.metrics, ignore_identical_ids=ignore)
-        for each in rankings
-    ]
+    measured, own = [], {}
+    for each in rankings:
+        run = read_run(each.source)
+        own[each.name] = finds_itself(run, qrels)
+        measured.append(measure(each, run, qrels, trial.metrics, ignore_identical_ids=ignore))
+    if not ignore:
+        warn_of_identical_ids(own, qrels)
     _warn_of_unjudged(measured, qrels)
     warn_of_copies({each.name: each.first for each in measured}, qrels, texts)
     return measured
@@ -223,7 +227,7 @@ def _write_bm25_run(trial: Trial, out: Path) -> None:
         settings=Bm25Settings(language=trial.language),
         ignore_identical_ids=trial.ignore_identical_ids,
         depth=100,
-        counts_copies=False,
+        warns=False,
     )
 
 

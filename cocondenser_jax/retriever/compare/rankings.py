@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cocondenser_jax.retriever.data.identical_ids import drop_identical_ids
-from cocondenser_jax.retriever.data.ranking import Metrics, evaluate_run
+from cocondenser_jax.retriever.data.ranking import Metrics, compute_metrics
 from cocondenser_jax.retriever.data.significance import (
     SIGNIFICANCE_LEVEL,
     Comparison,
@@ -64,8 +64,8 @@ def measure(
     *,
     ignore_identical_ids: bool = False,
 ) -> Ranking:
-    """Returns a ranking with what its run scores; see `evaluate_run` for the other arguments."""
-    measured = evaluate_run(
+    """Returns a ranking with its run's metrics; see `compute_metrics` for the other arguments."""
+    measured = compute_metrics(
         qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=ranking.name
     )
     first = first_of(run, qrels, ignore_identical_ids=ignore_identical_ids)

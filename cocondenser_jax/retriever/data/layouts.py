@@ -105,6 +105,14 @@ def read_queries(path: Path) -> dict[str, str]:
     return queries
 
 
+def numbers_queries(path: Path) -> bool:
+    """Returns whether the ids of a file's queries are only their line numbers."""
+    if plain_suffix(path) != ".txt" or not path.is_file():
+        return False
+    first = next(numbered_lines(path), (0, ""))
+    return not _is_topic(first[1]) and not _has_ids(path, first[1])
+
+
 def _to_passage(name: str, record: Record) -> Passage:
     fields, _, where, url = record
     if fields.get("spans") is not None:
@@ -154,9 +162,9 @@ def _read_text(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     first = next(lines, (0, ""))
     lines = chain([first], lines)
-    if re.match(r"\s*<top>", first[1], re.IGNORECASE):
+    if _is_topic(first[1]):
         yield from _read_topics(path, lines)
-    elif plain_name(path).startswith("topics.") and "\t" in first[1]:
+    elif _has_ids(path, first[1]):
         yield from read_rows(path, lines, ("id", "text"))
     elif first[1]:
         require_prose(path, [first])
@@ -168,6 +176,14 @@ def _read_text(
                     " .tsv file whose first line is id and text, or in topics.NAME.txt"
                 )
             yield where, {"_id": number, "text": line}
+
+
+def _is_topic(line: str) -> bool:
+    return re.match(r"\s*<top>", line, re.IGNORECASE) is not None
+
+
+def _has_ids(path: Path, line: str) -> bool:
+    return plain_name(path).startswith("topics.") and "\t" in line
 
 
 def _without_ids(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:

@@ -11,6 +11,7 @@ import ir_measures
 from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.retriever.data.identical_ids import (
     drop_identical_ids,
+    finds_itself,
     require_other_answers,
     warn_of_identical_ids,
 )
@@ -60,11 +61,20 @@ def evaluate_run(
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant.
     """
+    if not ignore_identical_ids:
+        warn_of_identical_ids({name: finds_itself(run, qrels)}, qrels)
+    return compute_metrics(
+        qrels, run, metrics, ignore_identical_ids=ignore_identical_ids, name=name
+    )
+
+
+def compute_metrics(
+    qrels: Qrels, run: Run, metrics: Sequence[str], *, ignore_identical_ids: bool, name: str
+) -> Metrics:
+    """Computes metrics as `evaluate_run` does, without its warning of identical ids."""
     if ignore_identical_ids:
         require_other_answers(qrels)
         run = drop_identical_ids(run)
-    else:
-        warn_of_identical_ids({query: run.get(query, {}) for query in qrels}, qrels)
     measures = {metric_name(typed): parse_metric(typed) for typed in metrics}
     check_results(run, qrels, "judged", name)
     cutoffs = {metric: measure.params.get("cutoff", 0) for metric, measure in measures.items()}

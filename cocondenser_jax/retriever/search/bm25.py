@@ -29,6 +29,7 @@ from cocondenser_jax.retriever.data.folder import (
     warn_of_missing,
 )
 from cocondenser_jax.retriever.data.identical_ids import (
+    warn_of_identical_ids,
     watch_identical_ids,
     without_identical_id,
 )
@@ -96,13 +97,13 @@ def write_bm25_run(
     settings: Bm25Settings,
     *,
     ignore_identical_ids: bool,
-    counts_copies: bool,
+    warns: bool,
 ) -> dict[str, float]:
     """Ranks passages for the queries of a data folder, or of a split; writes a TREC run.
 
-    See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. With `counts_copies` it
-    reads the passages once more, and does what `warn_of_copies` does. Returns the number of
-    queries, and the seconds that indexing, searching and writing took.
+    See `bm25_run`, and `drop_identical_ids` for `ignore_identical_ids`. With `warns`, it calls
+    `warn_of_identical_ids` and, reading the passages again, `warn_of_copies`. Returns the number of
+    queries, and the seconds for indexing, searching and writing.
 
     Raises:
       UserError: also if nothing is found for any query, or if the passages to leave out are judged
@@ -132,10 +133,13 @@ def write_bm25_run(
             " passage of the same id, which is left out",
         )
     firsts: dict[str, Sequence[str]] = {}
-    write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), qrels))
+    own: dict[str, bool] = {}
+    write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), own))
     seconds = time.perf_counter() - start
     warn_of_missing(len(relevant.intersection(ids)), relevant, split)
-    if counts_copies and qrels:
+    if warns:
+        warn_of_identical_ids({str(run_out): own}, qrels)
+    if warns and qrels:
         warn_of_copies({str(run_out): firsts}, qrels, lambda _: read_texts(source))
     return {"queries": len(queries), "seconds_with_indexing": seconds}
 

@@ -21,8 +21,10 @@ from cocondenser_jax.retriever.data.folder import (
 )
 from cocondenser_jax.retriever.data.identical_ids import (
     drop_identical_ids,
+    finds_itself,
     warn_of_identical_ids,
 )
+from cocondenser_jax.retriever.data.layouts import numbers_queries
 from cocondenser_jax.retriever.data.trec import first_passages, read_run, write_run
 
 if TYPE_CHECKING:
@@ -114,7 +116,8 @@ def _read_names(candidates: Candidates) -> _Named:
                 " out"
             )
     first = {query: first_passages(scores, candidates.depth) for query, scores in run.items()}
-    warn_of_identical_ids(first, qrels)
+    if not numbers_queries(candidates.data):
+        warn_of_identical_ids({str(candidates.run): finds_itself(first, first)}, qrels)
     require_known(first, queries, "queries", candidates.run)
     n_without = sum(not first.get(query) for query in queries)
     if candidates.split is not None and n_without:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import without_surrogates
 from cocondenser_jax.retriever.data.folder import Asked
-from cocondenser_jax.retriever.data.identical_ids import watch_identical_ids
+from cocondenser_jax.retriever.data.identical_ids import warn_of_identical_ids, watch_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.same_text import note_firsts, warn_of_copies
 from cocondenser_jax.retriever.data.trec import (
@@ -63,11 +63,11 @@ def retrieve(
     depth: int = 100,
     *,
     ignore_identical_ids: bool = False,
-    counts_copies: bool = False,
+    warns: bool = False,
 ) -> dict[str, float]:
     """Searches for queries and writes a TREC run; see `search_run`.
 
-    With `counts_copies` it does what `warn_of_copies` does; `compare` does it for all its runs.
+    With `warns`, it calls `warn_of_identical_ids` and `warn_of_copies`.
     Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
     Returns the numbers of queries and passages, and the seconds that encoding the queries and
     searching took.
@@ -77,8 +77,11 @@ def retrieve(
     none_found = f"{run_out} is not written: none of {len(queries)} queries has a result"
     results = require_any(results, none_found)
     firsts: dict[str, Sequence[str]] = {}
-    write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), qrels))
-    if counts_copies and qrels:
+    own: dict[str, bool] = {}
+    write_results(run_out, watch_identical_ids(note_firsts(results, qrels, firsts), own))
+    if warns:
+        warn_of_identical_ids({str(run_out): own}, qrels)
+    if warns and qrels:
         warn_of_copies({str(run_out): firsts}, qrels, partial(texts_of, index.passages))
     metrics: dict[str, float] = {"queries": len(queries), "passages": len(index.passages)}
     for step, value in seconds.items():

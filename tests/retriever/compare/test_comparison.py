@@ -19,7 +19,7 @@ from cocondenser_jax.retriever.compare.comparison import (
 )
 from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, with_first
-from cocondenser_jax.retriever.data.trec import read_run
+from cocondenser_jax.retriever.data.trec import read_run, write_run
 from tests.world import write_beir, write_qrels, write_records
 
 N = 8
@@ -92,6 +92,29 @@ def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):
     measure_all(trial, rankings, texts)
     (line,) = [line for line in caplog.messages if "an unjudged copy" in line]
     assert line.startswith(f"{N // 2} of {N} queries of other have, among their first 10 passages")
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_queries_that_find_themselves_are_counted_in_one_line(folder, caplog, ignores):
+    data = folder / "own"
+    write_beir(data, ["a text"] * N, ["a query"] * N, {})
+    write_qrels(data / "qrels" / "test.tsv", {"p0": {"p1": 1}, "p1": {"p2": 1}, "p2": {"p2": 1}})
+    names = ("p0", "p1", "p2")
+    write_records(data / "queries.jsonl", [{"_id": name, "text": "a text"} for name in names])
+    found = {"one": {"p0": {"p0": 2.0, "p1": 1.0}, "p2": {"p2": 1.0}}, "two": {"p0": {"p1": 1.0}}}
+    found["three"] = {name: {name: 1.0} for name in names}
+    for name, run in found.items():
+        write_run(folder / f"{name}.trec", run)
+    rankings = [Ranking(name, folder / f"{name}.trec") for name in found]
+    trial = Trial(data, metrics=("MRR@10",), ignore_identical_ids=ignores)
+    if ignores:
+        write_qrels(data / "qrels" / "test.tsv", {"p0": {"p1": 1}, "p1": {"p2": 1}})
+    bm25 = read_run(rank_by_bm25(folder / "ranked", trial).source)
+    assert any(name in found for name, found in bm25.items()) is not ignores
+    measure_all(trial, rankings, texts)
+    lines = [line for line in caplog.messages if "their own id" in line]
+    said = "1 of 3 queries of one, 2 of 3 queries of three have a result with their own id"
+    assert [line.partition(":")[0] for line in lines] == ([] if ignores else [said])
 
 
 @pytest.mark.effect("adapt --language")

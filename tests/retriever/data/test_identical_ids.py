@@ -21,13 +21,25 @@ def test_results_with_the_id_of_their_query_are_dropped():
 @pytest.mark.parametrize("qrels", [{}, {"a": {"a": 0}}, {"q": {"a": 1}}])
 def test_identical_ids_are_counted(qrels, caplog):
     run = {"a": {"a": 3.0, "b": 2.0}, "b": {"c": 1.0}, "q": {"a": 1.0}}
-    identical_ids.warn_of_identical_ids(run, qrels)
+    found = {
+        "run": identical_ids.finds_itself(run, run),
+        "one": identical_ids.finds_itself(run, ["b"]),
+    }
+    identical_ids.warn_of_identical_ids(found, qrels)
     (message,) = caplog.messages
-    assert message.startswith("1 of 3 queries have a result with their own id: ")
+    assert message.startswith("1 of 3 queries of run have a result with their own id: ")
     assert "--ignore_identical_ids" in message
     caplog.clear()
-    identical_ids.warn_of_identical_ids(run, {"a": {"a": 1}})
+    identical_ids.warn_of_identical_ids(found, {"a": {"a": 1}})
     assert not caplog.records
+
+
+def test_several_rankings_are_counted_in_one_line(caplog):
+    runs = {"x": {"a": {"a": 1.0}, "b": {"c": 1.0}}, "y": {"b": {}}, "z": {"c": {"c": 1.0}}}
+    found = {name: identical_ids.finds_itself(run, "abc") for name, run in runs.items()}
+    identical_ids.warn_of_identical_ids(found, {})
+    (message,) = caplog.messages
+    assert message.startswith("1 of 3 queries of x, 1 of 3 queries of z have a result with")
 
 
 def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused(
@@ -50,10 +62,11 @@ def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused
     asked(tmp_path / "queries.jsonl", None)  # a file, of queries alone
 
 
-def test_results_are_watched_as_they_come(caplog):
+def test_results_are_watched_as_they_come():
     results = [("a", {"b": 2.0, "a": 1.0}), ("b", {"b": 1.0}), ("c", {"a": 1.0}), ("d", {})]
-    watched = identical_ids.watch_identical_ids(iter(results), {"b": {"b": 1}})
+    found: dict[str, bool] = {}
+    watched = identical_ids.watch_identical_ids(iter(results), found)
     assert next(iter(watched)) == results[0]
-    assert not caplog.records
+    assert found == {"a": True}
     assert list(watched) == results[1:]
-    assert "1 of 4 queries have a result with their own id" in caplog.text
+    assert found == {"a": True, "b": True, "c": False, "d": False}

@@ -264,7 +264,7 @@ def test_identical_ids_are_left_out_by_the_rule_of_beir(caplog):
 def test_a_line_says_that_ids_are_identical(caplog):
     evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"])
     (record,) = caplog.records
-    assert record.getMessage().startswith("3 of 4 queries have a result with their own id: ")
+    assert record.getMessage().startswith("3 of 4 queries of the run have a result with")
     caplog.clear()
     evaluate_run({"q": {"w": 1}}, OF_PASSAGES, ["MRR@2"])
     assert not caplog.records

@@ -112,7 +112,7 @@ def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, chan
             settings=Bm25Settings(**change),
             depth=100,
             ignore_identical_ids=False,
-            counts_copies=False,
+            warns=False,
         )
 
 

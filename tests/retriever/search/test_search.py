@@ -404,10 +404,10 @@ def test_copies_of_relevant_passages_are_counted_in_a_run(tmp_path, caplog, monk
     queries = dict.fromkeys(run, "a query")
     out = tmp_path / "run"
     judged = Asked(queries, {"q1": {"a": 1}, "q2": {"a": 1, "gone": 1}})
-    search.retrieve(index, judged, out, counts_copies=True)
+    search.retrieve(index, judged, out, warns=True)
     assert f"1 of 2 queries of {out} have, among their first 10" in caplog.text
     assert [*trec.read_run(out)["q1"]] == ["c", "b", "a"]
     caplog.clear()
-    search.retrieve(index, Asked(queries, {"q1": {"a": 1, "b": 0}}), out, counts_copies=True)
+    search.retrieve(index, Asked(queries, {"q1": {"a": 1, "b": 0}}), out, warns=True)
     search.retrieve(index, judged, out)
     assert not caplog.messages

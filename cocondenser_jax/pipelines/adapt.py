@@ -50,7 +50,6 @@ from cocondenser_jax.retriever.compare.rankings import (
 from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
-from cocondenser_jax.retriever.data.folder import Survey
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def adapt(
         make_once(workdir, published, resolve_model, start)
         write_store = partial(build_store, max_length=config.data.length)
         make_once(workdir, store, write_store, corpus, published)
-        begun = None if asked is None else start_comparison(workdir / TEST, *asked)
+        begun = None if asked is None else start_comparison(workdir / TEST, asked)
         if begun is not None:
             rank_by_bm25(workdir / TEST, begun)  # before training, since it may find nothing
         if not adapted.exists():
@@ -142,15 +141,15 @@ def adapt(
         return _conclude(workdir, title, begun, rankings)
 
 
-def _check_judged(trial: Trial) -> tuple[Trial, Survey]:
+def _check_judged(trial: Trial) -> Trial:
     """Calls `check_trial`; raises a UserError without judgments."""
-    checked, survey = check_trial(trial)
+    checked = check_trial(trial)
     if not checked.is_judged:
         raise UserError(
             f"{trial.data} has no judgments to test by: leave --data out, and compare the two"
             " models with `cocondenser compare`, which says what to judge"
         )
-    return checked, survey
+    return checked
 
 
 def _conclude(workdir: Path, title: str, trial: Trial, rankings: Sequence[Ranking]) -> Outcome:

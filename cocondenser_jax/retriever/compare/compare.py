@@ -63,7 +63,7 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
     named = name_models(models)
     for each in models:
         require_place(each)
-    trial, survey = check_trial(trial)
+    trial = check_trial(trial)
     opened = {name: open_model(model) for name, model in named.items()}
     from cocondenser_jax.model_folder.library import require_loadable  # slow to import
 
@@ -73,7 +73,7 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
             require_loadable(network)
     title, page = f"{', '.join(opened)} on {trial.data}", workdir / "report.html"
     with lock_folder(workdir):
-        started = start_comparison(workdir, trial, survey)
+        started = start_comparison(workdir, trial)
         if not trial.is_judged:
             differences = _compare_unjudged(workdir, started, opened)
             form = describe_form(workdir / TO_JUDGE)

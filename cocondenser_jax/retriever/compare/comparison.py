@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
-from cocondenser_jax.files.whole import read_object, write_json
+from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
 from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_tests
@@ -184,7 +184,11 @@ def _rank_by_model(
     if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
         with timed(workdir, embeddings):
             encode_corpus(Encoding(model), trial.passages, embeddings)
-        _require_same_passages(workdir, trial, embeddings)
+        if read_manifest(embeddings).corpus_sha256 != trial.passages_sha256:
+            raise UserError(
+                f"{trial.passages} has changed while it was compared: remove {workdir}, and compare"
+                " again"
+            )
     make_once(workdir, dense, rank_by_vectors, embeddings, model, trial)
     fused = make_once(workdir, folder / "fused.trec", _fuse, bm25, dense)
     manifest = read_manifest(embeddings)
@@ -198,16 +202,6 @@ def _rank_by_model(
     seconds = alone.seconds + seconds_of(workdir, [bm25, fused])
     both = alone._replace(name=f"{name} + {BM25}", source=fused, is_fused=True, seconds=seconds)
     return [alone, both]
-
-
-def _require_same_passages(workdir: Path, trial: Trial, embeddings: Path) -> None:
-    """Raises a UserError if other passages were encoded than the comparison began with."""
-    expected = read_object(workdir / STARTED)["data"]["corpus"]
-    if read_manifest(embeddings).corpus_sha256 != expected:
-        raise UserError(
-            f"{trial.passages} has changed while it was compared: remove {workdir}, and compare"
-            " again"
-        )
 
 
 def _fuse(bm25: Path, dense: Path, out: Path) -> None:

@@ -57,6 +57,7 @@ class Trial(NamedTuple):
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
     corpus: str | Path | None = None  # see `folder.searched_passages`
     log: QueryLog | None = None  # of `data`, whatever the split, where nothing is judged
+    passages_sha256: str = ""  # of the passages that `check_trial` has read
 
     @property
     def is_judged(self) -> bool:
@@ -83,19 +84,19 @@ def with_first(metric: str | None) -> tuple[str, ...]:
     return (metric, *(name for name in METRICS if parse_metric(name) != first))
 
 
-def check_trial(trial: Trial) -> tuple[Trial, Survey]:
+def check_trial(trial: Trial) -> Trial:
     """Raises a UserError for what a comparison would fail at, before any work.
 
     Returns:
-      The trial, which is not judged where `data` has no judgments at all, and no other split than
-      SPLIT is asked for; and its passages.
+      The trial with what was read of its passages. It is not judged where `data` has no judgments
+      at all, and no other split than SPLIT is asked for.
     """
     for metric in trial.metrics:
         parse_metric(metric)
     if is_unjudged(trial.data) and trial.split == SPLIT:
         trial = trial._replace(log=_check_unjudged(trial))
         require_language(trial.language)  # loads bm25s, which a missing file need not wait for
-        return trial, survey_passages(trial.passages)
+        return trial._replace(passages_sha256=survey_passages(trial.passages).sha256)
     _, qrels = read_split(trial.data, trial.split)
     if len(qrels) < 2:
         raise UserError(
@@ -104,7 +105,7 @@ def check_trial(trial: Trial) -> tuple[Trial, Survey]:
     if trial.ignore_identical_ids:
         require_other_answers(qrels)
     require_language(trial.language)
-    return trial, _survey_judged(trial, qrels)
+    return trial._replace(passages_sha256=_survey_judged(trial, qrels).sha256)
 
 
 def _check_unjudged(trial: Trial) -> QueryLog:
@@ -137,13 +138,12 @@ def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
     return survey
 
 
-def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
+def start_comparison(workdir: Path, trial: Trial) -> Trial:
     """Starts the folder of a comparison, or continues it.
 
     Args:
       workdir: see `comparison`.
-      trial: what `check_trial` returned,
-      survey: and this too.
+      trial: what `check_trial` returned.
 
     Returns:
       The trial by the queries that are ranked.
@@ -152,7 +152,7 @@ def start_comparison(workdir: Path, trial: Trial, survey: Survey) -> Trial:
       UserError: also if the folder was started on other passages.
     """
     started = {
-        "data": {"corpus": survey.sha256, **_asked_sha256(trial)},
+        "data": {"corpus": trial.passages_sha256, **_asked_sha256(trial)},
         "split": trial.ranked_split,
         "language": trial.language,
         "ignore_identical_ids": trial.ignore_identical_ids,

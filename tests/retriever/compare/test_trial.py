@@ -10,7 +10,7 @@ from tests.world import write_qrels
 
 
 def start(workdir, trial):
-    return start_comparison(workdir, *check_trial(trial))
+    return start_comparison(workdir, check_trial(trial))
 
 
 @pytest.mark.parametrize(

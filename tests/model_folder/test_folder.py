@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.folder import files_of_vectors, find_weights
+from cocondenser_jax.model_folder.folder import files_of_vectors, find_weights, sha256_of
 
 
 def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
@@ -83,3 +83,14 @@ def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
     weights.touch()
     found = files_of_vectors(folder / "vocab.txt", [elsewhere, weights])
     assert found == [elsewhere / "model.safetensors", weights]
+
+
+def test_a_module_that_moves_is_another_model_and_a_folder_that_moves_is_not(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "2_Dense").mkdir(parents=True)
+    (folder / "2_Dense" / "model.safetensors").touch()
+    before = sha256_of(folder, also=())
+    folder = folder.rename(tmp_path / "moved")
+    assert sha256_of(folder, also=()) == before
+    (folder / "2_Dense").rename(folder / "2_Old")
+    assert sha256_of(folder, also=()) != before

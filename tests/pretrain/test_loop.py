@@ -41,8 +41,6 @@ from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import new_model
 from tests.world import read_metrics, write_experiment
 
-pytestmark = pytest.mark.usefixtures("shared_steps")
-
 pytestmark = pytest.mark.usefixtures("one_length")
 
 RATES = ("spans_per_second", "tokens_per_second", "input_wait_share", "model_tflops_per_second")

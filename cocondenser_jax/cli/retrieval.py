@@ -144,7 +144,7 @@ def encode(model, corpus, out, shard_size, task, backend, parquet, json_out, **f
     from cocondenser_jax.representation import Given
     from cocondenser_jax.retriever.data.folder import corpus_source
     from cocondenser_jax.retriever.search.embeddings import write_parquet
-    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus, require_place
+    from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus, require_own_shards
     from cocondenser_jax.retriever.search.quantized import QUANTIZED
 
     given = take(flags, Given)
@@ -155,7 +155,7 @@ def encode(model, corpus, out, shard_size, task, backend, parquet, json_out, **f
         raise UserError(f"--parquet has no {flags['dtype']}: expected --dtype=float32 or float16")
     source = corpus_source(corpus)  # finds a missing file before a model is downloaded
     with output_folder(out, task, grows=True) as folder:
-        require_place(folder, task, in_tasks=engine is not None)
+        require_own_shards(folder, task, in_tasks=engine is not None)
         encoding = Encoding(open_model(model, given), **flags)
         if backend == "jax":
             from cocondenser_jax.flax_encoder import run_in_flax

@@ -276,7 +276,7 @@ ARRIVES = {
         },
         "--out=o": {
             "output_folder.place": "o",
-            "require_place.out": "output_folder(o).__enter__()",
+            "require_own_shards.out": "output_folder(o).__enter__()",
             "encode_corpus.out": "output_folder(o).__enter__()",
             "print_command.words": ["search", "--embeddings=o", "--model=model"],
         },
@@ -286,17 +286,17 @@ ARRIVES = {
         "--task=0/2": {
             "no longer": ["print_command"],
             "output_folder.task": [0, 2],
-            "require_place.task": [0, 2],
+            "require_own_shards.task": [0, 2],
             "encode_corpus.task": [0, 2],
         },
         "--task=1/2": {
             "no longer": ["print_command"],
             "output_folder.task": [1, 2],
-            "require_place.task": [1, 2],
+            "require_own_shards.task": [1, 2],
             "encode_corpus.task": [1, 2],
         },
         "--tasks=3": {
-            "require_place.in_tasks": True,
+            "require_own_shards.in_tasks": True,
             "encode_corpus.engine": "Engine",
             "Engine.tasks": 3,
         },

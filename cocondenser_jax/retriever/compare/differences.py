@@ -7,8 +7,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from cocondenser_jax.errors import first_words
-from cocondenser_jax.retriever.compare.rankings import Firsts, Ranking, vectors_cell
+from cocondenser_jax.retriever.compare.rankings import Ranking, vectors_cell
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
+from cocondenser_jax.retriever.data.trec import Firsts
 
 _CHARACTERS = 160  # of a text that is shown
 

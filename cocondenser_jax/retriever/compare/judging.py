@@ -17,10 +17,10 @@ from pathlib import Path
 
 from cocondenser_jax.errors import first_words
 from cocondenser_jax.files.whole import new_folder, numbered_lines, write_text
-from cocondenser_jax.retriever.compare.rankings import Firsts
 from cocondenser_jax.retriever.data.beir import write_beir
 from cocondenser_jax.retriever.data.folder import passage_text, read_queries
 from cocondenser_jax.retriever.data.layouts import Passage
+from cocondenser_jax.retriever.data.trec import Firsts
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,9 @@ from cocondenser_jax.retriever.data.significance import (
     format_p,
     swap,
 )
-from cocondenser_jax.retriever.data.trec import Qrels, Run, first_passages
+from cocondenser_jax.retriever.data.trec import DEPTH, Firsts, Qrels, Run, first_passages
 
-DEPTH = 10  # passages of a query that are looked at
 NO_VECTORS = (0, 0)
-
-# Query → its DEPTH best passages, best first.
-Firsts = Mapping[str, Sequence[str]]
 
 _NOTHING: Mapping[str, Any] = {}
 _NOT_MEASURED: Metrics = {"mean": {}, "per_query": {}}

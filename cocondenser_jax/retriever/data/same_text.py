@@ -4,14 +4,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from cocondenser_jax.retriever.data.trec import Qrels, Results, first_passages
+from cocondenser_jax.retriever.data.trec import DEPTH, Firsts, Qrels, Results, first_passages
 
 logger = logging.getLogger(__name__)
 
-DEPTH = 10  # first passages of a ranking, in which copies are counted
-
-# The DEPTH best passages of each judged query.
-Firsts = Mapping[str, Sequence[str]]
 # Maps ids of passages to ids and texts: those that exist, and possibly others.
 Texts = Callable[[set[str]], Iterable[tuple[str, str]]]
 

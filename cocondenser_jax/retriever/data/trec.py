@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 Run = dict[str, dict[str, float]]
 # The same, one query at a time, so that a run need not fit in memory.
 Results = Iterable[tuple[str, dict[str, float]]]
+DEPTH = 10  # first passages of a ranking: those that comparisons show, count and have judged
+# Query → its DEPTH best passages, best first.
+Firsts = Mapping[str, Sequence[str]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest

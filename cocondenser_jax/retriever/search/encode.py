@@ -125,7 +125,7 @@ def encode_corpus(
     if engine:
         engine = with_gpus(engine)
     require_outside(encoding.model.path, out)
-    require_place(out, task, in_tasks=engine is not None)
+    require_own_shards(out, task, in_tasks=engine is not None)
     is_cosine = encoding.model.representation.is_cosine
     require_quantizable(encoding.dtype, is_cosine=is_cosine)
     # PyTorch is loaded once all is right that can be known without it.
@@ -137,12 +137,12 @@ def encode_corpus(
         require_lengths(networks, {"--max_length": encoding.max_length})
         if engine:
             return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
-        encoder = load_encoder(encoding)
+        encoder = _load_encoder(encoding)
         to_encode = _read_facts(source, shard_size, n_tasks=task[1])
         return _write_shards(encoder, encoding, to_encode, out, task)
 
 
-def require_place(out: Path, task: tuple[int, int], *, in_tasks: bool) -> None:
+def require_own_shards(out: Path, task: tuple[int, int], *, in_tasks: bool) -> None:
     """Raises a UserError for a folder that holds something else than these vectors.
 
     Args:
@@ -169,7 +169,7 @@ def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) ->
     return Corpus(source=source, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
 
 
-def load_encoder(encoding: Encoding) -> Encoder:
+def _load_encoder(encoding: Encoding) -> Encoder:
     """Loads a retriever as an encoding says."""
     from cocondenser_jax.retriever.search.models import load, towers, uses_bfloat16
 
@@ -217,7 +217,7 @@ def _backend_name(encoding: Encoding) -> Literal["torch", "jax"]:
 
 
 # A worker runs one task after another with the same model.
-_load_encoder_once = functools.lru_cache(maxsize=1)(load_encoder)
+_load_encoder_once = functools.lru_cache(maxsize=1)(_load_encoder)
 
 
 def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]) -> None:

@@ -43,7 +43,7 @@ _FUSED_DEPTH = 100
 _OVERFLOW = "the model's weights are damaged, or too large for what it computes"
 
 # Of a query: row → score of its passages, best first.
-Ranking = dict[int, float]
+RowScores = dict[int, float]
 # That the steps of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
 # Complete once all rankings were taken: they are made one after the other.
 Seconds = dict[str, float]
@@ -142,8 +142,8 @@ def search_text_timed(index: Index, query: str, k: int) -> tuple[list[Hit], Seco
 
 
 def _drop_rows(
-    ranking_Q: Iterable[Ranking], own_Q: Sequence[int | None] | None, k: int
-) -> Iterator[Ranking]:
+    ranking_Q: Iterable[RowScores], own_Q: Sequence[int | None] | None, k: int
+) -> Iterator[RowScores]:
     """Drops the row of each query, and keeps `k` others; all where no rows are given."""
     if own_Q is None:
         yield from ranking_Q
@@ -154,7 +154,7 @@ def _drop_rows(
 
 def _rank(
     index: Index, texts: list[str], k: int, own_Q: Sequence[int | None] | None = None
-) -> tuple[Iterator[Ranking], Seconds]:
+) -> tuple[Iterator[RowScores], Seconds]:
     """Ranks the passages for each text, but for the row of each in `own_Q`."""
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
@@ -174,7 +174,7 @@ def _rank(
     return ranking_Q, seconds
 
 
-def _count_empty(lexical_Q: Iterable[Ranking]) -> Iterator[Ranking]:
+def _count_empty(lexical_Q: Iterable[RowScores]) -> Iterator[RowScores]:
     """Passes rankings of BM25 on, and warns at the end of those that are empty."""
     n_empty = n_queries = 0
     for ranking in lexical_Q:
@@ -191,14 +191,14 @@ def _count_empty(lexical_Q: Iterable[Ranking]) -> Iterator[Ranking]:
 
 def _rank_by_vectors(
     index: OpenIndex, texts: list[str], k: int
-) -> tuple[Iterator[Ranking], Seconds]:
+) -> tuple[Iterator[RowScores], Seconds]:
     """Encodes all queries, and then searches for some at a time, as their results are asked for."""
     start = time.perf_counter()
     vectors_QxD = _encode_queries(index.model, texts)
     require_finite(vectors_QxD, "the query", texts, _OVERFLOW)
     seconds = {"encoding": time.perf_counter() - start}
 
-    def search() -> Iterator[Ranking]:
+    def search() -> Iterator[RowScores]:
         for first in range(0, len(texts), _SEARCHED_AT_ONCE):
             some_QxD = vectors_QxD[first : first + _SEARCHED_AT_ONCE]
             scores_QxK, rows_QxK = index.nearest(some_QxD, min(k, len(index.passages)))
@@ -207,7 +207,7 @@ def _rank_by_vectors(
     return _timed(search(), seconds, "search"), seconds
 
 
-def _timed(ranking_Q: Iterator[Ranking], seconds: Seconds, step: str) -> Iterator[Ranking]:
+def _timed(ranking_Q: Iterator[RowScores], seconds: Seconds, step: str) -> Iterator[RowScores]:
     """Passes rankings on, and adds up how long they took to make."""
     seconds[step] = 0.0
     while True:
@@ -229,7 +229,7 @@ def _encode_queries(model: "SentenceTransformer", texts: list[str]) -> np.ndarra
     return vectors_QxD
 
 
-def _to_ranking(scores_K: np.ndarray, rows_K: np.ndarray) -> Ranking:
+def _to_ranking(scores_K: np.ndarray, rows_K: np.ndarray) -> RowScores:
     # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
     order_K = np.lexsort((rows_K, -scores_K))
     order_K = order_K[rows_K[order_K] >= 0]

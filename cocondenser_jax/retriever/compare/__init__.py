@@ -1,1 +1,1 @@
-"""Models compared on one's own queries: tables, tests, what changed, reports."""
+"""Comparison of models on the user's queries: tables, tests, changes by query, reports."""

@@ -1,4 +1,4 @@
-"""What changes for whom from one ranking to another: queries that gain, and queries that lose."""
+"""Changes from one ranking to another, by query: gains, losses and moved passages."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,31 +12,31 @@ from cocondenser_jax.retriever.data.folder import passage_text, read_named
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.trec import Qrels
 
-N_SHOWN = 20  # queries that gain, and as many that lose
-_CHARACTERS = 160  # of a text that is shown
+N_SHOWN = 20  # queries with the largest gains, and as many with the largest losses
+_CHARACTERS = 160  # shown of a text
 
 
 class Judged(NamedTuple):
-    """What rankings were measured by."""
+    """The metric and data of an evaluation."""
 
-    metric: str  # that is looked at
+    metric: str
     qrels: Qrels
     queries: Mapping[str, str]  # id → text
     corpus: str | Path  # of the passages, see `read_corpus`
 
 
 class Move(NamedTuple):
-    """A passage that comes into the first ones of a query, leaves them, or is judged and moves."""
+    """A passage that enters or leaves a query's first ones, or is judged and moves among them."""
 
     before: int | None  # rank from 1; None: not among the first
     after: int | None
     passage: str  # its id
-    words: str  # the first of its title and text
+    words: str  # the start of its title and text
     grade: int | None  # None: not judged
 
 
 class Change(NamedTuple):
-    """What changes for a query."""
+    """The change for one query."""
 
     query: str  # its id
     words: str
@@ -46,19 +46,19 @@ class Change(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """The change of the metric."""
+        """The difference in the metric."""
         return self.after - self.before
 
 
 class Changes(NamedTuple):
-    """The step from one ranking to another, seen from the queries."""
+    """The changes from one ranking to another."""
 
     metric: str
     before: str  # names of the rankings
     after: str
-    gains_Q: np.ndarray  # of all queries, rising
-    gained: list[Change]  # those that gain most, most first
-    lost: list[Change]  # those that lose most, most first
+    gains_Q: np.ndarray  # of all queries, ascending
+    gained: list[Change]  # queries with the largest gains, largest first
+    lost: list[Change]  # queries with the largest losses, largest first
 
 
 def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
@@ -103,7 +103,7 @@ def _moves(
     passages: Mapping[str, Passage],
     grades: Mapping[str, int],
 ) -> list[Move]:
-    """Describes what differs between the first passages of a query, best first."""
+    """Returns the differences between a query's first passages, best rank first."""
     ranks = [{name: rank for rank, name in enumerate(names, start=1)} for names in (old, new)]
     moves = []
     for name in dict.fromkeys([*new, *old]):

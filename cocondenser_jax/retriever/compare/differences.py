@@ -1,4 +1,4 @@
-"""How far rankings agree that nobody has judged, and for which queries they differ most."""
+"""Overlap of rankings without judgments, and the queries on which they differ most."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
@@ -11,39 +11,39 @@ from cocondenser_jax.retriever.compare.rankings import Ranking, vectors_cell
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
 from cocondenser_jax.retriever.data.trec import Firsts
 
-_CHARACTERS = 160  # of a text that is shown
+_CHARACTERS = 160  # shown of a text
 
 
 class Found(NamedTuple):
-    """A passage that a ranking has among the first ones of a query."""
+    """A passage among the first ones of at least one ranking."""
 
-    ranks: list[int | None]  # of each ranking, from 1; None: not among the first
+    ranks: list[int | None]  # in each ranking, from 1; None: not among the first
     passage: str  # its id
-    words: str  # the first of its title and text
+    words: str  # the start of its title and text
 
 
 class Differing(NamedTuple):
-    """What rankings have found for a query."""
+    """The first passages of all rankings for a query."""
 
     query: str  # its id
     words: str
-    common: float  # as in `mean_common`
+    common: float  # see `mean_common`
     found: list[Found]  # best rank first
 
 
 class Differences(NamedTuple):
-    """How far rankings agree."""
+    """The overlap of rankings."""
 
-    table: list[list[str]]  # the heads first, then a line for each ranking
-    in_common: list[list[float | None]]  # of each ranking with each, see `_in_common`
+    table: list[list[str]]  # the header, then a row for each ranking
+    in_common: list[list[float | None]]  # of each ranking with each other, see `_in_common`
     n_queries: int
-    queries: list[Differing]  # those that were asked for, in their order
+    queries: list[Differing]  # the queries to show, in their order
 
 
 def common_share(first: Sequence[str], other: Sequence[str]) -> float | None:
-    """Returns the share of one ranking's first passages that are another's; None if one has none.
+    """Returns the share of passages that two lists have in common; None if one list is empty.
 
-    It is a share of the longer list: BM25 may find less than ten passages.
+    It is a share of the longer list, since BM25 may find fewer than ten passages.
     """
     if not first or not other:
         return None
@@ -51,14 +51,14 @@ def common_share(first: Sequence[str], other: Sequence[str]) -> float | None:
 
 
 def mean_common(rankings: Sequence[Firsts], query: str) -> float:
-    """Returns the mean of `common_share` over all pairs of rankings; 1 where no pair has one."""
+    """Returns the mean of `common_share` over all pairs of rankings; 1 if no pair has a value."""
     firsts = [ranking.get(query, ()) for ranking in rankings]
     shares = [common_share(*pair) for pair in combinations(firsts, 2)]
     return fmean([share for share in shares if share is not None] or [1.0])
 
 
 def most_different(rankings: Sequence[Firsts], n: int) -> list[str]:
-    """Returns the `n` queries whose first passages are least alike, those first."""
+    """Returns the `n` queries with the smallest `mean_common`, smallest first."""
     queries = dict.fromkeys(query for ranking in rankings for query in ranking)
     return sorted(queries, key=lambda query: mean_common(rankings, query))[:n]
 
@@ -69,13 +69,13 @@ def find_differences(
     shown: Collection[str],
     corpus: str | Path,
 ) -> Differences:
-    """Compares rankings.
+    """Compares rankings without judgments.
 
     Args:
-      rankings: of the same queries.
-      queries: id → text, all that were ranked.
-      shown: those to be shown.
-      corpus: of the passages, see `read_corpus`.
+      rankings: rankings of the same queries.
+      queries: id → text, of all ranked queries.
+      shown: ids of the queries to show.
+      corpus: the passages, see `read_corpus`.
     """
     firsts = [ranking.first for ranking in rankings]
     named = [
@@ -101,7 +101,7 @@ def find_differences(
 
 
 def _in_common(rankings: Sequence[Ranking], queries: Sequence[str]) -> list[list[float | None]]:
-    """Returns for each ranking the mean of `common_share` with each, over the queries with one."""
+    """Returns the mean `common_share` of each pair of rankings, over queries with a value."""
     rows = []
     for ranking in rankings:
         row = []
@@ -119,7 +119,7 @@ def _in_common(rankings: Sequence[Ranking], queries: Sequence[str]) -> list[list
 def _table(
     rankings: Sequence[Ranking], in_common: Sequence[Sequence[float | None]]
 ) -> list[list[str]]:
-    """Returns the cells: of each ranking its number, its overlap with each, its cost."""
+    """Returns the cells of a table: each ranking's number, overlap with each other, and cost."""
     numbers = [str(number) for number in range(1, len(rankings) + 1)]
     table = [["overlap@10 with", *numbers, "vectors", "seconds"]]
     for number, ranking, shares in zip(numbers, rankings, in_common, strict=True):

@@ -1,13 +1,13 @@
-"""Writes queries and passages to be judged by a person, as a folder that `--data` reads.
+"""Writes queries and passages for manual judgment, as a data folder for `--data`.
 
     corpus.jsonl  queries.jsonl  qrels/test.tsv
 
-The last one is a form: a line for each passage of each query, with their texts and an empty grade.
-Lines that stay empty are left out when it is read.
+The last file is a form: a line for each passage of each query, with both texts and an empty score.
+Lines without a score are ignored when the form is read.
 
-All first passages of every ranking that is compared are to be judged, as many as the metric reads.
-If only the first five were, nDCG@10 would prefer fused rankings, whose next five are among the
-first five of the rankings that are fused: on MEDLARS by 0.08, where they are not better.
+The form pools the first passages of all compared rankings to the depth that the metric reads. With
+only five of each, nDCG@10 would favor fused rankings, since their next five are often among the
+first five of their sources: by 0.08 on MEDLARS, where fused rankings are not better.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 N_QUERIES = 30  # to judge
 TO_JUDGE = "to_judge"  # the folder
-_CHARACTERS = 500  # of a text in the form
+_CHARACTERS = 500  # shown of a text in the form
 _HEADER = ("score", "query text", "passage text", "query-id", "corpus-id")
 FORM = "qrels/test.tsv"
 
@@ -37,19 +37,18 @@ def write_to_judge(
     queries: Mapping[str, str],
     rankings: Sequence[Firsts],
 ) -> None:
-    """Writes queries with the first passages of rankings, to be judged.
+    """Writes a form for judging the first passages of rankings.
 
     Args:
-      out: the folder. What is there is replaced, unless it has been judged: then it is kept.
-      passages: all that are searched.
-      queries: id → text, those to judge.
-      rankings: of these queries, all that will be compared; what they have is to be judged.
+      out: the folder. An existing form is replaced, or kept if it has any score.
+      passages: all searched passages.
+      queries: id → text, of the queries to judge.
+      rankings: all rankings to compare; their passages are in the form.
     """
     if out.exists():
         if is_begun(out):
             logger.warning(
-                "%s is kept, because lines of it have scores: its passages are those of the call"
-                " that wrote it; move it away to get others",
+                "%s is kept, because some of its lines have scores; move it away to get a new form",
                 out,
             )
             return
@@ -67,13 +66,13 @@ def write_to_judge(
 
 
 def is_begun(folder: Path) -> bool:
-    """Returns whether a line of a form has a score."""
+    """Returns whether any line of a form has a score."""
     rows = [line for _, line in numbered_lines(folder / FORM)][1:]
     return any(line.partition("\t")[0].strip() for line in rows)
 
 
 def describe_form(folder: Path) -> str:
-    """Says what to judge, and how to give it."""
+    """Returns a summary of the form to fill in and the flag for using it."""
     n_lines = sum(1 for _ in numbered_lines(folder / FORM)) - 1
     n_queries = len(read_queries(folder))
     return (
@@ -83,7 +82,7 @@ def describe_form(folder: Path) -> str:
 
 
 def _noting_texts(passages: Iterable[Passage], texts: dict[str, str]) -> Iterator[Passage]:
-    """Yields passages; notes the texts of those that `texts` has."""
+    """Yields passages, and stores the texts of those in `texts`."""
     for passage in passages:
         if passage.id in texts:
             texts[passage.id] = passage_text(passage)
@@ -91,11 +90,11 @@ def _noting_texts(passages: Iterable[Passage], texts: dict[str, str]) -> Iterato
 
 
 def _cell(text: str) -> str:
-    """Returns the start of a text on one line, which no spreadsheet takes for a formula."""
+    """Returns the start of a text on one line, in a form that no spreadsheet reads as a formula."""
     start = first_words(text, _CHARACTERS)
     return f" {start}" if start.startswith(("=", "+", "-", "@")) else start
 
 
 def _pool(query: str, rankings: Iterable[Firsts]) -> list[str]:
-    """Returns the first passages of all rankings, each once, ordered by name."""
+    """Returns the distinct first passages of all rankings, ordered by id."""
     return sorted({name for first in rankings for name in first.get(query, ())})

@@ -1,18 +1,17 @@
-"""What the metrics of a run are called on a page, and in which order they are drawn."""
+"""Titles and order of the plots of a run's metrics in a report."""
 
 from typing import NamedTuple
 
 
 class Panel(NamedTuple):
-    """The words of one plot."""
+    """Title and unit of one plot."""
 
     title: str
-    unit: str  # of its values, beside their axis
-    is_first: bool = False  # drawn before those that a reader has to ask for
+    unit: str  # of its values, the label of their axis
+    is_first: bool = False  # shown directly, before the plots that a reader has to unfold
 
 
-# Key in metrics.jsonl → its panel. What tells whether a model learns to search comes before losses,
-# and those before the rest.
+# Panels by key in metrics.jsonl: first metrics of retrieval, then losses, then all others.
 _PANELS = {
     "probe/ndcg_at_10": Panel("Search for the probe's judged queries", "nDCG@10", True),
     "probe/positive_mrr": Panel(
@@ -48,7 +47,7 @@ _EVALUATION = "eval_"  # before a metric, in the logs of transformers
 
 
 def panel_of(key: str) -> Panel:
-    """Returns the panel of a key; one that is not known is its own title."""
+    """Returns the panel of a key; an unknown key becomes the title."""
     if key.startswith(_EVALUATION) and key not in _PANELS:
         metric = key.removeprefix(_EVALUATION)
         return Panel("Search for the evaluation's queries", metric, True)
@@ -56,7 +55,7 @@ def panel_of(key: str) -> Panel:
 
 
 def in_order(keys: list[str]) -> list[str]:
-    """Returns the keys that are drawn: first those of evaluations, then as in the table above."""
+    """Returns the keys to plot: evaluations first, then in the order of `_PANELS`."""
     first = [key for key in keys if key.startswith(_EVALUATION) and key not in _PANELS]
     known = [key for key in _PANELS if key in keys]
     others = [key for key in keys if key not in (*first, *known, *_NOT_DRAWN)]

@@ -1,4 +1,4 @@
-"""Reads the curves that runs logged, and plots them for a page."""
+"""Reads and plots the logged curves of runs for a report."""
 
 import io
 import math
@@ -11,11 +11,11 @@ import numpy as np
 
 from cocondenser_jax.files.metrics import logged_lines
 
-# Of curves: all can be read on a light and on a dark page.
+# Colors of curves, legible on light and dark pages.
 COLORS = ("#2b83c6", "#d9641e", "#1a9970", "#c4609c", "#95821a", "#8170e0")
 _GREY = "#848a90"
 _MAX_POINTS = 100  # per curve; the noise of single steps would hide it
-_MAX_QUERIES = 500  # more than there are pixels
+_MAX_QUERIES = 500  # more than the plot has pixels
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.sans-serif": "DejaVu Sans",  # comes with matplotlib, so sizes are the same everywhere
@@ -31,7 +31,7 @@ _STYLE: dict[Any, Any] = {
 
 
 class Curve(NamedTuple):
-    """One line of a plot: its values [T] after training steps [T], at least one."""
+    """A curve: values [T] after training steps [T], T ≥ 1."""
 
     label: str
     color: str
@@ -40,9 +40,9 @@ class Curve(NamedTuple):
 
 
 def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
-    """Reads the curve of each key of a `metrics.jsonl` that has a finite value.
+    """Reads a curve for each key with a finite value in a `metrics.jsonl`.
 
-    A long curve becomes 100 points, each the mean of several; an incomplete last line is left out.
+    Long curves are averaged to 100 points. An incomplete last line is ignored.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for _, values in logged_lines(path):
@@ -58,7 +58,7 @@ def read_curves(path: Path, label: str, color: str) -> dict[str, Curve]:
 
 
 def gains_svg(gains_Q: np.ndarray, metric: str) -> str:
-    """Draws how much each query gains, given in rising order, as an area above and below 0."""
+    """Draws the gains of queries, in ascending order, as an area above and below 0."""
     n_bars = min(len(gains_Q), _MAX_QUERIES)
     gains = gains_Q[np.linspace(0, len(gains_Q) - 1, n_bars).round().astype(int)]
     edges = np.linspace(0, len(gains_Q), n_bars + 1)
@@ -74,7 +74,7 @@ def gains_svg(gains_Q: np.ndarray, metric: str) -> str:
 
 
 def plot_svg(curves: Sequence[Curve], unit: str) -> str:
-    """Draws curves of values of a unit by step; title and legend are the page's."""
+    """Draws curves by step, without title and legend, which the page has."""
     from matplotlib.ticker import MaxNLocator  # slow to import
 
     def draw(axes: Any) -> None:
@@ -89,7 +89,7 @@ def plot_svg(curves: Sequence[Curve], unit: str) -> str:
 
 
 def _draw_svg(draw: Callable[[Any], None], salt: str) -> str:
-    """Returns what a function draws on axes, transparent, in the page's text color."""
+    """Returns a drawing as SVG, on a transparent background, in the page's text color."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Rankings that are compared: what made each, what it scores, and its test against one of them."""
+"""Compared rankings: their sources, metrics and significance tests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,21 +24,21 @@ _NOT_MEASURED: Metrics = {"mean": {}, "per_query": {}}
 
 
 class Ranking(NamedTuple):
-    """A ranking that is compared with others of the same queries."""
+    """A ranking in a comparison on the same queries."""
 
     name: str
     source: Path  # its TREC run
-    model: str = ""  # by whose vectors; "": by BM25 alone
-    is_fused: bool = False  # with the ranking of BM25
-    vectors: tuple[int, int] = NO_VECTORS  # how many it searches, and the numbers of each
-    seconds: float = 0.0  # that it took to make
+    model: str = ""  # the name of the model; "" for BM25 alone
+    is_fused: bool = False  # whether it is fused with BM25
+    vectors: tuple[int, int] = NO_VECTORS  # number and dimension of the searched vectors
+    seconds: float = 0.0  # to make it
     first: Firsts = _NOTHING
-    metrics: Metrics = _NOT_MEASURED  # means in [0, 1]; the first decides
-    tests: Mapping[str, Comparison] = _NOTHING  # of each metric against one ranking, which has none
+    metrics: Metrics = _NOT_MEASURED  # means in [0, 1]; the first one determines the order
+    tests: Mapping[str, Comparison] = _NOTHING  # by metric, against one ranking, which has none
 
     @property
     def metric(self) -> str:
-        """The metric that decides."""
+        """The metric that determines the order."""
         return next(iter(self.metrics["mean"]))
 
     @property
@@ -47,7 +47,7 @@ class Ranking(NamedTuple):
         return self.metrics["mean"][self.metric]
 
     def record(self) -> dict[str, Any]:
-        """Returns what results.json keeps."""
+        """Returns the record for results.json."""
         names = ("name", "model", "is_fused", "tests", "seconds", "vectors")
         return {**{name: getattr(self, name) for name in names}, "metrics": self.metrics["mean"]}
 
@@ -71,14 +71,14 @@ def measure(
 def first_of(
     run: Run, queries: Iterable[str], *, ignore_identical_ids: bool = False
 ) -> dict[str, list[str]]:
-    """Returns the DEPTH best passages that a run has for each query."""
+    """Returns a run's DEPTH best passages for each query."""
     if ignore_identical_ids:
         run = drop_identical_ids(run)
     return {query: first_passages(run.get(query, {}), DEPTH) for query in queries}
 
 
 def with_tests(rankings: Sequence[Ranking], baselines: Sequence[str]) -> list[Ranking]:
-    """Tests each ranking against the best baseline; `baselines` are names, (): all."""
+    """Tests each ranking against the best of the `baselines`, given by name; (): of all."""
     best = max(
         (each for each in rankings if each.name in baselines or not baselines),
         key=lambda each: each.score,
@@ -91,27 +91,27 @@ def with_tests(rankings: Sequence[Ranking], baselines: Sequence[str]) -> list[Ra
 
 
 def corrected_p(rankings: Sequence[Ranking]) -> dict[str, float]:
-    """Returns the p of the metric that decides, corrected for the number of tests, by name."""
+    """Returns p of the first metric, corrected for the number of tests, by ranking."""
     tested = {each.name: each.tests[each.metric] for each in rankings if each.tests}
     return correct({name: test["randomization_p"] for name, test in tested.items()})
 
 
 class Lead(NamedTuple):
-    """What a test says of one ranking beside another."""
+    """The test of one ranking against another."""
 
     one: Ranking
     other: Ranking
-    test: Comparison  # of the metric that decides, seen from `one`
-    p: float  # of that test, corrected
-    n_tests: int  # for whose number it is corrected
+    test: Comparison  # of the first metric; differences are `one` minus `other`
+    p: float  # corrected
+    n_tests: int  # number of tests for which p is corrected
 
     @property
     def is_decided(self) -> bool:
-        """Whether the difference counts."""
+        """Whether the difference is significant."""
         return self.p < SIGNIFICANCE_LEVEL
 
     def line(self) -> str:
-        """Returns it as it is printed."""
+        """Returns the test as a line for printing."""
         test = self.test
         figures = [
             self.one.metric,
@@ -122,7 +122,7 @@ class Lead(NamedTuple):
         return " | ".join(figures if self.is_decided else [*figures, describe_power(test)])
 
     def sentence(self) -> str:
-        """Returns it as the sentence of a page."""
+        """Returns the test as a sentence for a report."""
         one, other, test = self.one, self.other, self.test
         undecided = "" if self.is_decided else f"; {describe_power(test)}"
         return (
@@ -133,12 +133,12 @@ class Lead(NamedTuple):
 
 
 def find_lead(rankings: Sequence[Ranking], one: Ranking, other: Ranking) -> Lead:
-    """Returns what the test says of two rankings, of which one has been tested against the other.
+    """Returns the test of two rankings, one of which was tested against the other.
 
     Args:
-      rankings: all that were tested, for whose number p is corrected.
-      one: the one that it is seen from.
-      other: see `one`.
+      rankings: all tested rankings; their number corrects p.
+      one: the ranking from which the other's mean is subtracted.
+      other: the other ranking.
     """
     p_values = corrected_p(rankings)
     tested = one if one.tests else other
@@ -148,7 +148,7 @@ def find_lead(rankings: Sequence[Ranking], one: Ranking, other: Ranking) -> Lead
 
 
 def describe_power(test: Comparison) -> str:
-    """Returns which differences so many queries show, as it is printed."""
+    """Returns the smallest difference that this many queries can detect, in words."""
     n_queries = test["better"] + test["worse"] + test["equal"]
     if test["detectable"] is None:
         return f"{n_queries} queries show no difference, however large"
@@ -156,15 +156,15 @@ def describe_power(test: Comparison) -> str:
 
 
 def vectors_cell(vectors: tuple[int, int]) -> str:
-    """Returns how many vectors a ranking searches, and their size, as a cell of a table."""
+    """Returns the number and dimension of a ranking's vectors, as a cell of a table."""
     return f"{vectors[0]:,} x {vectors[1]:,}" if vectors != NO_VECTORS else ""
 
 
 def comparison_table(rankings: Sequence[Ranking]) -> list[list[str]]:
-    """Returns the cells of a comparison: the heads first, then a line for each ranking.
+    """Returns the cells of a comparison: a header, then a row for each ranking.
 
-    Beside each metric is the difference from the ranking that all are tested against; of the first
-    metric also its interval, and p, corrected for the number of tests.
+    Each metric comes with its difference from the ranking that all are tested against; the first
+    metric also with the difference's interval and p, corrected for the number of tests.
     """
     first, *others = rankings[0].metrics["mean"]
     has_vectors = any(each.vectors != NO_VECTORS for each in rankings)

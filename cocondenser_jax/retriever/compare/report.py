@@ -1,4 +1,4 @@
-"""Reports: a comparison of retrievers, curves and facts of runs, on one HTML page."""
+"""Writes reports: a comparison of rankings, and curves and settings of runs, on one HTML page."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,19 +26,19 @@ _FLAG = re.compile(r"(?<!\S)--\w+")
 
 
 def _whole_flags(text: str) -> Markup:
-    """Returns a text in which no line ends within a flag: a browser may break it at a hyphen."""
+    """Marks flags in a text, so that a browser does not break them at hyphens."""
     return Markup(_FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
 
 
 _HTML.filters["whole_flags"] = _whole_flags
 _HTML.filters["svg"] = plot_svg
 _HTML.filters["gains_svg"] = gains_svg
-# The file that says what a run decided, and the heading of such runs.
+# The settings file of each kind of run, and its heading.
 _KINDS = {"run.json": "Pre-training", "finetune.json": "Fine-tuning"}
 
 
 def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
-    """Writes a page on run folders of pre-training or fine-tuning."""
+    """Writes a report on run folders of pre-training or fine-tuning."""
     for folder in workdirs:
         require_run_folder(folder, *_KINDS)
     by_name = {str(folder): folder for folder in workdirs}
@@ -46,7 +46,7 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
 
 
 def write_changes(out: Path, before: Ranking, after: Ranking, judged: Judged) -> None:
-    """Writes a page on what changes from one ranking to another, for which queries."""
+    """Writes a report on the changes from one ranking to another, by query."""
     test = compare(after.metrics["per_query"], before.metrics["per_query"])[judged.metric]
     summary = (
         f"{judged.metric}: {after.name} {test['mean']:.4f}, {before.name} {test['other_mean']:.4f},"
@@ -65,17 +65,17 @@ def write_report(
     table: Sequence[Sequence[str]] = (),
     changes: Changes | Differences | None = None,
 ) -> None:
-    """Writes a page on a comparison and on training runs, whole or not at all.
+    """Writes a report on a comparison and on training runs, atomically.
 
-    The page loads nothing, runs no script, and follows the reader's light or dark setting.
+    The page loads no other files, runs no script, and follows the reader's light or dark setting.
 
     Args:
       out: the HTML file.
-      title: of the page.
-      summary: a sentence or two.
-      workdirs: of training runs, by their names; a folder without a run is left out.
-      table: of a comparison, if there is one: see `comparison_table`.
-      changes: from one of its rankings to another; or, where nothing is judged, how they differ.
+      title: the page's title.
+      summary: one or two sentences.
+      workdirs: folders of training runs, by name; folders without a run are skipped.
+      table: the cells of a comparison, see `comparison_table`.
+      changes: the changes between two rankings or, without judgments, the overlap of all.
     """
     runs = []
     for file, kind in _KINDS.items():
@@ -98,12 +98,12 @@ def write_report(
         runs=runs,
     )
     with new_file(out) as file_out:
-        # Text from a corpus may hold lone surrogates, which UTF-8 cannot write.
+        # Text from a corpus may contain lone surrogates, which UTF-8 cannot represent.
         file_out.write_text(page, encoding="utf-8", errors="replace")
 
 
 def _progress(folder: Path, facts: Mapping[str, Any]) -> str:
-    """Says how far a run of pre-training has come, on which devices, and how fast."""
+    """Returns a pre-training run's step, devices and speed in words."""
     logged = [values for _, values in logged_lines(folder / "metrics.jsonl")]
     step = max((values["step"] for values in logged), default=0)
     progress = f"step {step:,.0f} of {facts['steps']:,}"
@@ -114,7 +114,7 @@ def _progress(folder: Path, facts: Mapping[str, Any]) -> str:
 
 
 def _plots(workdirs: Mapping[str, Path]) -> list[tuple[Panel, list[Curve]]]:
-    """Returns panels and their curves, the important first; a run has the same color in all."""
+    """Returns panels with their curves, important ones first; each run keeps its color."""
     plots: dict[str, list[Curve]] = {}
     for number, (name, folder) in enumerate(workdirs.items()):
         color = COLORS[number % len(COLORS)]

@@ -1,4 +1,4 @@
-"""The steps of a pipeline: each makes a file or folder, once, and is timed."""
+"""Steps of a pipeline, each of which makes a file or folder once and is timed."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,14 +22,14 @@ def make_once(
     """Calls `make(*arguments, result)` if the result does not exist, so that a pipeline resumes.
 
     Args:
-      workdir: the pipeline's folder. Its `seconds.json` gets how long each result took,
+      workdir: the pipeline's folder; its `seconds.json` records the seconds for each result,
         interruptions included.
       result: the path of a file or folder in `workdir`.
-      make: writes the result whole or not at all.
-      arguments: those of `make`, before the result.
+      make: writes the result atomically.
+      arguments: the arguments of `make` before the result.
 
     Returns:
-      The result.
+      `result`.
     """
     with timed(workdir, result):
         if not result.exists():
@@ -39,7 +39,7 @@ def make_once(
 
 @contextmanager
 def timed(workdir: Path, result: Path) -> Iterator[None]:
-    """Adds how long its block takes to what `seconds.json` of `workdir` has for a result."""
+    """Adds the seconds of its block to those of a result in `seconds.json` of `workdir`."""
     start = time.perf_counter()
     try:
         yield
@@ -52,16 +52,16 @@ def timed(workdir: Path, result: Path) -> Iterator[None]:
 
 
 def seconds_of(workdir: Path, results: Iterable[Path]) -> float:
-    """Returns how many seconds some results took, in all, by `make_once` or `timed`."""
+    """Returns the total seconds of some results, as recorded by `make_once` and `timed`."""
     seconds = read_object(workdir / SECONDS)
     return sum(seconds[path.relative_to(workdir).as_posix()] for path in results)
 
 
 def remove_results(workdir: Path, results: Sequence[Path]) -> None:
-    """Removes files that `make_once` made, and how long they took, so that they are made again."""
+    """Removes results of `make_once` and their seconds, so that they are made again."""
     seconds = read_object(workdir / SECONDS, {})
     for result in results:
         seconds.pop(result.relative_to(workdir).as_posix(), None)
-    write_json(workdir / SECONDS, seconds)  # first: what a kill leaves is removed by the next call
+    write_json(workdir / SECONDS, seconds)  # first, so that the next call repeats a killed removal
     for result in results:
         result.unlink()

@@ -1,1 +1,1 @@
-"""Encodes, indexes, searches and reranks, in PyTorch. Never imports JAX."""
+"""Encodes, indexes, searches and reranks in PyTorch; never imports JAX."""

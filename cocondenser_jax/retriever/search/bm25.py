@@ -1,4 +1,4 @@
-"""BM25, the lexical baseline and the source of the first round's negatives."""
+"""BM25: the lexical baseline, and the source of negatives in the first round."""
 
 import logging
 import math
@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 _WORTH_COMPILING = 50_000_000
 _LANGUAGE_FILE = "language.json"
 _QUERIES_AT_ONCE = 4_096
-# To estimate memory: below this many bytes a file needs no estimate; passages to look at; bytes for
-# each passage, each of its terms, each of its different terms, and each word of all.
-# `python -m benchmarks.processes "bm25, NQ"` measures what they sum up to.
+# For the estimate of memory: file size below which none is needed; passages to sample; bytes per
+# passage, per term, per distinct term of a passage, and per distinct word of the corpus.
+# `python -m benchmarks.processes "bm25, NQ"` measures the sum.
 _SMALL_FILE = 100_000_000
 _SAMPLED = 5_000
 _BYTES_OF_PASSAGE = 250
@@ -57,7 +57,7 @@ _BYTES_OF_WORD = 450
 
 
 class Bm25Settings(NamedTuple):
-    """How BM25 counts and weighs; the numbers are Anserini's defaults (MS MARCO: 0.82 and 0.68)."""
+    """Settings of BM25; the defaults are Anserini's (for MS MARCO: 0.82 and 0.68)."""
 
     k1: float = 0.9  # saturation of term frequency
     b: float = 0.4  # strength of length normalization
@@ -68,11 +68,11 @@ _DEFAULTS = Bm25Settings()
 
 
 class Bm25Index(NamedTuple):
-    """A BM25 index of passages, and the language that their terms are of."""
+    """A BM25 index of passages, and the language of its terms."""
 
     scores: Any  # bm25s.BM25
     language: str
-    find_terms: Callable[[str], list[str]]  # of that language; it remembers words
+    find_terms: Callable[[str], list[str]]  # for that language; caches words
 
 
 class LexicalIndex(NamedTuple):
@@ -83,7 +83,7 @@ class LexicalIndex(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What `write_bm25_run` ranks, and for what."""
+    """The queries and passages of `write_bm25_run`."""
 
     data: Path  # a data folder, or a file of queries
     split: str | None  # whose queries are used; None: all
@@ -154,16 +154,16 @@ def bm25_run(
 
     s(q, d) = Σ_t ln(1 + (N − n_t + ½) / (n_t + ½)) · f_td / (f_td + k1 (1 − b + b |d| / avg|d|)),
 
-    over the terms t of title and text, which `terms.term_finder` finds.
+    over the terms t of title and text (see `terms.term_finder`).
 
     Args:
       corpus: the passages.
       queries: id → text.
-      depth: passages per query at most.
-      settings: of terms and formula.
+      depth: maximum passages per query.
+      settings: k1, b and language.
 
     Returns:
-      query → passage → score, best first, without passages that share no term with the query.
+      query → passage → score, best first; only passages that share a term with the query.
     """
     return dict(_rank_by_ids(*_build_index(corpus, settings), queries, depth))
 
@@ -177,15 +177,15 @@ def _rank_by_ids(
 
 
 def open_bm25_index(folder: Path, passages: pyarrow.Table, language: str | None) -> Bm25Index:
-    """Opens `bm25` in a folder, the BM25 index of its passages; the first call writes it.
+    """Opens the BM25 index `bm25` in a folder; the first call makes it.
 
     Args:
-      folder: of an index or embeddings.
-      passages: of the folder.
-      language: see `Bm25Settings`; None: that of the index, or, for a new one, the default.
+      folder: the folder of an index or embeddings.
+      passages: the folder's passages.
+      language: see `Bm25Settings`; None: the index's language or, for a new one, the default.
 
     Raises:
-      UserError: also if the index was made in another language.
+      UserError: also if the index was made from other passages or for another language.
     """
     place = folder / "bm25"
     if not place.exists():
@@ -208,7 +208,7 @@ def open_bm25_index(folder: Path, passages: pyarrow.Table, language: str | None)
 
 
 def index_corpus(corpus: str | Path, language: str | None) -> LexicalIndex:
-    """Reads passages (see `folder.read_corpus`) into memory, and indexes them for BM25."""
+    """Reads passages (see `folder.read_corpus`) into memory and indexes them for BM25."""
     source = corpus_source(corpus)
     settings = Bm25Settings(language=language or LANGUAGE)
     require_language(settings.language)
@@ -218,13 +218,13 @@ def index_corpus(corpus: str | Path, language: str | None) -> LexicalIndex:
 
 
 def find_passages(index: LexicalIndex, query: str, k: int) -> list[tuple[float, Passage]]:
-    """Finds the `k` best passages for one query; each with its score, the best first."""
+    """Returns the `k` best passages for one query with their scores, best first."""
     (ranking,) = rank_by_bm25(index.bm25, [query], k)
     return [(score, passage_at(index.passages, row)) for row, score in ranking.items()]
 
 
 def rank_by_bm25(index: Bm25Index, queries: list[str], depth: int) -> Iterator[dict[int, float]]:
-    """Ranks by BM25; yields row → score of each query's passages, best first."""
+    """Ranks by BM25; yields row → score for each query, best first."""
     scores = index.scores
     n_passages = scores.scores["num_docs"]
     scores.backend = "numba" if n_passages * len(queries) > _WORTH_COMPILING else "numpy"
@@ -252,14 +252,14 @@ def _rank_some(index: Bm25Index, queries: list[str], depth: int) -> list[dict[in
 
 
 class _Lists(Sequence[list[int]]):
-    """Lists of numbers in one array: as lists, the numbers of 60 terms would take 540 bytes."""
+    """Lists of numbers, stored in one array; as a list, 60 numbers would take 540 bytes."""
 
     def __init__(self) -> None:
         self._numbers = array("i")
         self._ends = array("q", [0])
 
     def append(self, numbers: Iterable[int]) -> None:
-        """Adds a list."""
+        """Appends a list."""
         self._numbers.extend(numbers)
         self._ends.append(len(self._numbers))
 
@@ -273,7 +273,7 @@ class _Lists(Sequence[list[int]]):
 
 
 class _Terms(NamedTuple):
-    """The terms of passages, as bm25s takes them."""
+    """The terms of passages in the format of bm25s."""
 
     ids: Sequence[list[int]]
     vocab: dict[str, int]
@@ -285,7 +285,7 @@ def _build_of_table(passages: pyarrow.Table, settings: Bm25Settings) -> Bm25Inde
 
 
 def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> tuple[Bm25Index, list[str]]:
-    """Builds an index; returns the ids of its passages by row, too."""
+    """Builds an index; returns it with the passages' ids by row."""
     find_terms = term_finder(settings.language)
     number_of: dict[str, int] = {}
     terms_N = _Lists()
@@ -294,23 +294,23 @@ def _build_index(corpus: Iterable[Passage], settings: Bm25Settings) -> tuple[Bm2
         ids.append(passage.id)
         terms = find_terms(passage_text(passage))
         terms_N.append(number_of.setdefault(term, len(number_of)) for term in terms)
-    if not number_of:  # bm25s needs a word: the empty one, which is in no query
+    if not number_of:  # bm25s needs a word; the empty one occurs in no query
         number_of = {"": 0}
         n_passages = len(terms_N)
         terms_N = _Lists()
         for _ in range(n_passages):
             terms_N.append([0])
-    # Its own way to a matrix sorts numbers of 64 bits, in twice the memory of scipy.
+    # bm25s' own sparse matrix sorts 64-bit numbers, in twice the memory of scipy's.
     scores = import_bm25s().BM25(k1=settings.k1, b=settings.b, method="lucene", csc_backend="scipy")
     scores.index(_Terms(terms_N, number_of), show_progress=False)
     return Bm25Index(scores, settings.language, find_terms), ids
 
 
 def require_memory(source: str | Path, language: str) -> None:
-    """Logs what `bm25_run` will take for a large file of passages in lines.
+    """Logs the estimated memory of `bm25_run` for a large file with one passage per line.
 
     Raises:
-      UserError: where that is more than there is.
+      UserError: if it exceeds the available memory.
     """
     file = Path(source)
     if not file.is_file() or plain_suffix(file) not in (".jsonl", ".tsv"):
@@ -333,14 +333,14 @@ def require_memory(source: str | Path, language: str) -> None:
 
 
 def estimate_bytes(file: Path, language: str) -> int:
-    """Returns about how much memory `bm25_run` takes, by the first passages of a file."""
+    """Estimates the memory of `bm25_run` in bytes from a file's first passages."""
     find_terms = term_finder(language)
     n_lines = estimate_lines(file)
     terms_N = [find_terms(passage_text(p)) for p in islice(read_corpus(file), _SAMPLED)]
     per_passage = _BYTES_OF_PASSAGE + sum(
         _BYTES_OF_TERM * len(terms) + _BYTES_OF_SCORE * len({*terms}) for terms in terms_N
     ) / len(terms_N)
-    # A collection k times as large has about k^0.6 times as many words (Heaps' law).
+    # A collection k times as large has about k^0.6 times as many distinct words (Heaps' law).
     n_words = len({*chain(*terms_N)}) * (n_lines / len(terms_N)) ** 0.6
     return int(n_lines * per_passage + n_words * _BYTES_OF_WORD)
 

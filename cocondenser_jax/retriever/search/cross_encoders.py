@@ -1,4 +1,4 @@
-"""Loads cross-encoders as sentence-transformers."""
+"""Loads cross-encoders with sentence-transformers."""
 
 from typing import Any
 
@@ -20,21 +20,24 @@ from cocondenser_jax.model_folder.library import (
 )
 from cocondenser_jax.retriever.search.models import DTYPE, new_parameters, without_model_card
 
-SHORTEST_PAIR = 8  # tokens, those around the texts included
+SHORTEST_PAIR = 8  # tokens, special tokens included
 
 
 def load_cross_encoder(
     network: Network, max_length: int | None = None, head_seed: int | None = None
 ) -> CrossEncoder:
-    """Loads a cross-encoder: a transformer with a head that gives a pair of texts one logit.
+    """Loads a cross-encoder: a transformer with a head that computes one logit for a pair of texts.
 
-    Its scores are the logits: no activation follows. Of a pair that is too long, the longer text
-    is cut, so that a query of up to half of `max_length` is kept whole.
+    Scores are logits, without an activation. In a pair that is too long, the longer text is
+    truncated, so that a query of up to half of `max_length` stays whole.
 
     Args:
-      network: of `open_network`.
-      max_length: tokens kept of a pair, separators included; None: what the folder says.
-      head_seed: for a random head where the folder has none; None: such a folder is refused.
+      network: the result of `open_network`.
+      max_length: maximum tokens of a pair, separators included; None: the folder's limit.
+      head_seed: the seed of a random head if the folder has none; None: such a folder is refused.
+
+    Raises:
+      UserError: also for a model with several scores, a prompt, or scores that are not finite.
     """
     folder = network.path
     if not is_cross_encoder(network.config):
@@ -65,7 +68,7 @@ def load_cross_encoder(
     require_within("max_length", max_length, (SHORTEST_PAIR, limit), folder)
     backbone.max_seq_length = max_length or min(backbone.max_seq_length or limit, limit)
     backbone.config_keys = [*backbone.config_keys, "do_lower_case"]  # as of a bi-encoder
-    # Near 8, neighboring bfloat16 numbers are 1/32 apart: too coarse for logits under autocast.
+    # Near 8, adjacent bfloat16 numbers differ by 1/32: too coarse for logits under autocast.
     model.set_keep_in_fp32_modules(
         [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)][-1:]
     )
@@ -78,7 +81,7 @@ def load_cross_encoder(
 
 
 def _new_cross_encoder(network: Network, head_seed: int) -> CrossEncoder:
-    """Makes a cross-encoder of a network, with a random head."""
+    """Makes a cross-encoder from a network, with a random head."""
     require_loadable(network)
     task: Any = "sequence-classification"
     drawn = ("classifier.", "pooler.")

@@ -1,9 +1,9 @@
-"""A folder of embeddings: writes its shards, and maps them.
+"""Writes and memory-maps the shards of a folder of embeddings.
 
 Shard k is `embeddings-<k>.arrow`, an Arrow file with the columns `id`, `title`, `text` and
-`vector`, or `code` (see `quantized.py`), which no database takes for numbers that it may multiply.
-Files are memory-mapped: a folder may be larger than memory. Task i of n writes the shards i,
-n + i, 2n + i and so on to its own `runs.task_folder`; they are read as one folder.
+`vector`. Quantized vectors (see `quantized.py`) have a column `code` instead, so that no database
+multiplies codes. Folders may be larger than memory. Task i of n writes the shards i, n + i, 2n + i
+and so on to its own `runs.task_folder`; all are read as one folder.
 """
 
 import math
@@ -34,23 +34,23 @@ from cocondenser_jax.retriever.search.quantized import (
 
 MANIFEST = "manifest.json"
 Dtype = Literal["float32", "float16", "int8", "binary"]
-# What may differ between machines and when a run resumes: of the first two, checksums are compared.
+# Fields that may differ between machines and when a run resumes. The first two have checksums.
 FREE_FIELDS = ("model", "corpus", "batch_size")
 _VECTOR = "vector"
 _CODE = "code"
-_RANGES = b"ranges"  # metadata of a shard of int8
-# Lengths of 64 bits: the texts of a shard may be larger than 2 GB.
+_RANGES = b"ranges"  # metadata of an int8 shard
+# 64-bit offsets, since a shard's texts may exceed 2 GB.
 PASSAGES = pyarrow.schema([(name, pyarrow.large_string()) for name in Passage._fields])
 
 
 class Manifest(NamedTuple):
-    """What `manifest.json` says of embeddings, or of an index of them."""
+    """The contents of `manifest.json` of embeddings or of an index."""
 
-    model: str  # the folder or hub name that was given
+    model: str  # the folder or name on the Hub, as given
     model_sha256: str
-    representation: Representation  # of the model's folder and what was given: for queries, too
-    max_length: int | None  # tokens kept of a passage; None: no limit
-    precision: Literal["float32", "bfloat16"]  # of the matrix products
+    representation: Representation  # of passages and queries
+    max_length: int | None  # maximum tokens of a passage; None: no limit
+    precision: Literal["float32", "bfloat16"]  # of matrix multiplications
     backend: Literal["torch", "jax"]
     batch_size: int
     dimension: int
@@ -59,21 +59,21 @@ class Manifest(NamedTuple):
     corpus_sha256: str
     passages: int
     shard_size: int  # passages in a shard
-    factory: str | None = None  # of an index, in faiss's notation
-    index_sha256: str | None = None  # of an index: of its file
+    factory: str | None = None  # faiss's string for an index; None for embeddings
+    index_sha256: str | None = None  # of an index's file
 
     @property
     def n_shards(self) -> int:
-        """The number of shards, of all tasks."""
+        """The number of shards of all tasks."""
         return math.ceil(self.passages / self.shard_size)
 
     @property
     def is_index(self) -> bool:
-        """Whether the folder holds an index, not embeddings."""
+        """Whether the folder contains an index, not embeddings."""
         return self.index_sha256 is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values by name, those of an index only if it is one."""
+        """Returns the fields as JSON values by name; those of an index only for an index."""
         fields = self._asdict() | {"representation": to_json(self.representation)}
         if not self.is_index:
             del fields["factory"], fields["index_sha256"]
@@ -86,12 +86,12 @@ def shard_file(folder: Path, number: int) -> Path:
 
 
 def shard_rows(manifest: Manifest, number: int) -> int:
-    """Returns the number of rows of a shard, which is the same in all but the last."""
+    """Returns the number of rows of a shard; all shards except the last have the same."""
     return min(manifest.shard_size, manifest.passages - number * manifest.shard_size)
 
 
 def passage_table(passages: Iterable[Passage]) -> pyarrow.Table:
-    """Puts passages into the columns `id`, `title` and `text`."""
+    """Returns a table of passages with the columns `id`, `title` and `text`."""
     return pyarrow.table(list(zip(*passages, strict=True)), schema=PASSAGES)
 
 
@@ -101,7 +101,7 @@ def passage_at(table: pyarrow.Table, row: int) -> Passage:
 
 
 def rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None]:
-    """Returns the row of each name; None where no row has it."""
+    """Returns the row of each id in `names`; None for an unknown id."""
     places_N = pyarrow.compute.index_in(ids, value_set=pyarrow.array(names, ids.type))
     rows = np.flatnonzero(places_N.is_valid().to_numpy())
     row_of = dict(zip(places_N.drop_null().to_pylist(), rows.tolist(), strict=True))
@@ -109,7 +109,7 @@ def rows_of(ids: pyarrow.ChunkedArray, names: Sequence[str]) -> list[int | None]
 
 
 def texts_of(table: pyarrow.Table, names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yields ids and texts, as `passage_text` joins them, of those passages that a table has."""
+    """Yields the id and text (see `passage_text`) of each named passage in a table."""
     for row in rows_of(table["id"], [*names]):
         if row is not None:
             passage = passage_at(table, row)
@@ -128,9 +128,9 @@ def write_shard(
     vectors_NxD: np.ndarray,
     ranges_2xD: np.ndarray | None,
 ) -> None:
-    """Writes the passages of a shard with their vectors, whole or not at all.
+    """Writes a shard's passages and vectors atomically.
 
-    The ranges of int8 (see `quantized.quantize`) become metadata of the file.
+    Ranges of int8 vectors (see `quantized.quantize`) become metadata of the file.
     """
     numbers = pyarrow.array(vectors_NxD.ravel())
     vectors = pyarrow.FixedSizeListArray.from_arrays(numbers, vectors_NxD.shape[1])
@@ -142,7 +142,7 @@ def write_shard(
 
 
 def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | None:
-    """Maps a shard; None unless its file is whole and holds what the manifest says."""
+    """Maps a shard; None unless its file is complete and matches the manifest."""
     is_bits = manifest.dtype == BINARY
     stored = "uint8" if is_bits else manifest.dtype
     size = manifest.dimension // 8 if is_bits else manifest.dimension
@@ -156,17 +156,17 @@ def map_shard(folder: Path, manifest: Manifest, number: int) -> pyarrow.Table | 
 
 
 def _ranges(table: pyarrow.Table) -> bytes:
-    """Returns the ranges of a table's shards, one after another, as float32."""
+    """Returns the ranges of all shards of a table, concatenated, as float32."""
     return (table.schema.metadata or {}).get(_RANGES, b"")
 
 
 def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table | None:
-    """Maps an Arrow file; None unless it is whole, with these columns and rows."""
+    """Maps an Arrow file; None unless it is complete, with these columns and rows."""
     try:
-        # Closed at once, or a large folder would run out of file descriptors: the map stays.
+        # Closed immediately, to save file descriptors in large folders; the mapping stays.
         with pyarrow.memory_map(str(path)) as file:
             table = pyarrow.ipc.open_file(file).read_all()
-        table.validate(full=True)  # reads all strings: they lie where their offsets say, in UTF-8
+        table.validate(full=True)  # checks the offsets and UTF-8 of all strings
     except (OSError, pyarrow.ArrowException):
         return None
     has_nulls = any(column.null_count for column in table.columns)
@@ -175,7 +175,7 @@ def map_table(path: Path, schema: pyarrow.Schema, n_rows: int) -> pyarrow.Table 
 
 
 def open_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
-    """Maps all shards, of the folders of all tasks."""
+    """Maps all shards in the folders of all tasks as one table."""
     folders = task_folders(folder)
     tables = []
     for number in range(manifest.n_shards):
@@ -192,7 +192,7 @@ def open_shards(folder: Path, manifest: Manifest) -> pyarrow.Table:
 
 
 def write_parquet(folder: Path, out: Path) -> None:
-    """Writes all shards as one Parquet file, whole or not at all: a row group for each."""
+    """Writes all shards to one Parquet file atomically, with a row group for each."""
     table = open_shards(folder, read_manifest(folder)).replace_schema_metadata()
     with (
         new_file(out) as partial,
@@ -203,7 +203,7 @@ def write_parquet(folder: Path, out: Path) -> None:
 
 
 def shard_vectors(table: pyarrow.Table) -> list[Vectors]:
-    """Lists the vectors of each shard, N x D, as they are mapped, or as what their codes mean."""
+    """Returns the vectors of each shard, N x D, as mapped or as decoders of their codes."""
     column = table[_CODE if _CODE in table.column_names else _VECTOR]
     size = column.type.list_size
     stored = [chunk.flatten().to_numpy().reshape(-1, size) for chunk in column.chunks]
@@ -217,7 +217,7 @@ def shard_vectors(table: pyarrow.Table) -> list[Vectors]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of an index or of embeddings; those of several tasks must agree."""
+    """Reads the manifest of an index or of embeddings; manifests of several tasks must agree."""
     folders = task_folders(folder)
     manifests = [_read_manifest(each) for each in folders]
     names = [name for name in Manifest._fields if name not in FREE_FIELDS]

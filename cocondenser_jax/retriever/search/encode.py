@@ -1,4 +1,4 @@
-"""Encodes a corpus into vectors, in shards on disk."""
+"""Encodes a corpus into shards of vectors on disk."""
 
 import functools
 import hashlib
@@ -56,30 +56,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Replaces the transformer of a retriever: given what it was loaded from, a batch size and a
+# Replaces the transformer of a retriever; takes the retriever, its model folder, a batch size and a
 # precision.
 Backend = Callable[["SentenceTransformer", ModelFolder, int, str], None]
 
-_TASKS = "tasks.json"  # of a folder that tasks fill: what they were started with
-_BLOCK = 5_000  # passages that are tokenized and sorted together
+_TASKS = "tasks.json"  # the settings of a folder that several tasks fill
+_BLOCK = 5_000  # passages tokenized and sorted together
 
 
 class Encoding(NamedTuple):
-    """How passages become vectors."""
+    """The model and settings of an encoding."""
 
     model: ModelFolder
-    max_length: int | None = None  # tokens kept of a passage; None: as the model folder says
-    # See `models.uses_bfloat16`; bfloat16 moves a vector by 0.6 % of its length.
+    max_length: int | None = None  # maximum tokens of a passage; None: the model's
+    # See `models.uses_bfloat16`; bfloat16 changes a vector by 0.6 % of its length.
     precision: "Precision" = "auto"
     dtype: Dtype = "float32"  # on disk
-    # Passages per forward pass; None: 32 where PyTorch computes on a CPU, else 128.
+    # Passages per forward pass; None: 32 for PyTorch on a CPU, otherwise 128.
     batch_size: int | None = None
     # Runs the transformer instead of PyTorch: `flax_encoder.run_in_flax`.
     backend: Backend | None = None
 
 
 class Corpus(NamedTuple):
-    """Passages that are encoded, and how they are cut."""
+    """The passages to encode, and their division into shards."""
 
     source: str | Path  # see `folder.read_corpus`
     sha256: str  # of the passages, see `folder.survey_passages`
@@ -88,10 +88,10 @@ class Corpus(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """A retriever that is loaded, and what it computes with."""
+    """A loaded retriever and its settings."""
 
     model: "SentenceTransformer"
-    sha256: str  # of what it was loaded from
+    sha256: str  # of its model folder
     precision: Literal["float32", "bfloat16"]
     batch_size: int
 
@@ -106,20 +106,23 @@ def encode_corpus(
 ) -> Manifest:
     """Encodes all passages into `out`, shard by shard; resumes an interrupted run.
 
-    `embeddings.py` describes the folder. A shard that was cut short or whose passages differ from
-    the corpus is encoded again.
+    `embeddings.py` describes the folder. Shards that are incomplete, or have other passages than
+    the corpus, are encoded again.
 
     Args:
-      encoding: the model, and what it computes.
+      encoding: the model and settings.
       corpus: a data folder, or any source of passages (see `folder.read_corpus`).
       out: the folder for the shards; with several tasks, for their folders.
-      shard_size: passages per shard, which are held in memory; None: see `default_shard_size`.
-      task: (i, n): encodes the shards of task i of n alone, from 0: see `embeddings.py`.
-      engine: runs all tasks, on workers, locally each with a GPU of its own where there are
-        GPUs; the vectors are those of one task.
+      shard_size: passages per shard, held in memory; None: see `default_shard_size`.
+      task: (i, n) to encode only the shards of task i of n, from 0; see `embeddings.py`.
+      engine: runs all tasks on workers; local workers have a GPU each, if there are GPUs. The
+        vectors equal those of a single task.
 
     Returns:
-      The manifest; each task returns that of the whole corpus.
+      The manifest of the whole corpus.
+
+    Raises:
+      UserError: also if the folder has other vectors, or the corpus changes meanwhile.
     """
     source = corpus_source(corpus)
     if engine:
@@ -128,11 +131,11 @@ def encode_corpus(
     require_own_shards(out, task, in_tasks=engine is not None)
     is_cosine = encoding.model.representation.is_cosine
     require_quantizable(encoding.dtype, is_cosine=is_cosine)
-    # PyTorch is loaded once all is right that can be known without it.
+    # PyTorch is loaded after all checks that do not need it.
     from cocondenser_jax.model_folder.library import require_lengths
 
     with lock_folder(task_folder(out, task)):
-        # What is wrong with the model is found before the corpus is read.
+        # Finds errors in the model before the corpus is read.
         networks = encoding.model.networks.values()
         require_lengths(networks, {"--max_length": encoding.max_length})
         if engine:
@@ -143,10 +146,10 @@ def encode_corpus(
 
 
 def require_own_shards(out: Path, task: tuple[int, int], *, in_tasks: bool) -> None:
-    """Raises a UserError for a folder that holds something else than these vectors.
+    """Raises a UserError for an output folder with other contents than these vectors.
 
     Args:
-      out: see `encode_corpus`; this may be called before there is a model.
+      out: see `encode_corpus`; the model need not exist yet.
       task: see `encode_corpus`.
       in_tasks: whether an engine is to run all tasks.
     """
@@ -163,14 +166,14 @@ def _changed(source: str | Path) -> UserError:
 
 
 def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) -> Corpus:
-    """Reads all passages: a broken line is found before there is a shard."""
+    """Reads all passages, so that a broken line is found before the first shard."""
     n_passages, sha256, _ = survey_passages(source)
     shard_size = shard_size or default_shard_size(n_passages // n_tasks)
     return Corpus(source=source, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
 
 
 def _load_encoder(encoding: Encoding) -> Encoder:
-    """Loads a retriever as an encoding says."""
+    """Loads the retriever of an encoding."""
     from cocondenser_jax.retriever.search.models import load, towers, uses_bfloat16
 
     model = load(encoding.model, passage_length=encoding.max_length)
@@ -181,7 +184,7 @@ def _load_encoder(encoding: Encoding) -> Encoder:
     torch_on_cpu = in_torch and model.device.type == "cpu"
     batch_size = encoding.batch_size or (32 if torch_on_cpu else 128)
     for tower in towers(model).values():
-        tower.unpad_inputs = False  # as it is with flash attention, which would join all texts
+        tower.unpad_inputs = False  # True with flash attention, which would join all texts
     if encoding.backend:
         encoding.backend(model, encoding.model, batch_size, precision)
     return Encoder(
@@ -216,12 +219,12 @@ def _backend_name(encoding: Encoding) -> Literal["torch", "jax"]:
     return "jax" if encoding.backend else "torch"
 
 
-# A worker runs one task after another with the same model.
+# A worker keeps the model for its next task.
 _load_encoder_once = functools.lru_cache(maxsize=1)(_load_encoder)
 
 
 def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]) -> None:
-    """Encodes the shards of task i of n, in a worker."""
+    """Encodes the shards of task i of n in a worker."""
     with lock_folder(task_folder(out, task)):
         _write_shards(_load_encoder_once(encoding), encoding, corpus, out, task)
 
@@ -229,11 +232,10 @@ def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, 
 def _write_shards(
     encoder: Encoder, encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]
 ) -> Manifest:
-    """Writes the shards of task i of n that are missing from its folder or damaged.
+    """Writes the missing and damaged shards of task i of n.
 
     Raises:
-      UserError: also if the passages are not those of `corpus.sha256`; those of a source that lies
-        elsewhere may change without a sign.
+      UserError: also if the passages differ from `corpus.sha256`.
     """
     import torch
 
@@ -277,10 +279,10 @@ def _write_shards(
 def _to_store(
     vectors_NxD: np.ndarray, passages: list[Passage], manifest: Manifest
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns vectors in the number format of a manifest, and the ranges of int8.
+    """Converts vectors to a manifest's number format; returns them, and ranges for int8.
 
     Raises:
-      UserError: unless all are finite and fit the format.
+      UserError: unless all are finite and fit into the format.
     """
     names = [passage.id for passage in passages]
     reason = f"the weights of {manifest.model} are damaged, or too large for what it computes"
@@ -329,8 +331,8 @@ def _encode_in_tasks(encoding: Encoding, corpus: Corpus, out: Path, engine: Engi
 def default_shard_size(n_passages: int) -> int:
     """Returns passages per shard: a twentieth of the corpus, within 500 to 5,000.
 
-    A kill loses the shard in progress. 500 passages are half a minute of a CPU (11 TFLOP with
-    BERT-base and 128 tokens), and enough to sort by length; with 5,000, MS MARCO has 1,769 shards.
+    A kill loses the current shard. 500 passages take a CPU half a minute (11 TFLOP with BERT-base
+    and 128 tokens), and are enough to sort by length. With 5,000, MS MARCO has 1,769 shards.
     """
     return min(max(n_passages // 20, 500), 5_000)
 
@@ -338,9 +340,9 @@ def default_shard_size(n_passages: int) -> int:
 def _encode(
     model: "SentenceTransformer", passages: list[Passage], batch_size: int, progress: "tqdm[Any]"
 ) -> np.ndarray:
-    """Tokenizes passages once, and encodes those of about as many tokens together.
+    """Tokenizes passages once, and encodes passages of similar length together.
 
-    `encode_document` sorts by characters; in batches of short texts, a fifth is padding.
+    `encode_document` sorts by characters, which leaves a fifth of padding for short texts.
     """
     import torch
 

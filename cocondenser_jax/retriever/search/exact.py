@@ -1,6 +1,6 @@
-"""Exact search: the inner products of queries with all vectors, one block after another.
+"""Exact search by the inner products of queries with all vectors, block by block.
 
-faiss multiplies on the CPU, PyTorch on a GPU: both in float32, so that they find the same.
+faiss computes on the CPU and PyTorch on a GPU, both in float32, with the same results.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,17 +11,17 @@ from tqdm import tqdm
 
 from cocondenser_jax.retriever.search.quantized import Vectors
 
-# Vectors held as float32 while shards are searched or indexed: 200 MB at 768 numbers each.
+# Rows held as float32 while shards are searched or indexed: 200 MB for 768 dimensions.
 _BLOCK_ROWS = 65_536
-# The same for few queries: read for one, a block is used once, so it should stay in the cache.
+# The same for few queries: a block is read only once, so it should stay in the cache.
 _FEW_ROWS = 1_024
-# Queries that a block is multiplied with at once: their scores are 256 MiB.
+# Queries multiplied with a block at once: 256 MiB of scores.
 _QUERIES_AT_ONCE = 1_024
-# Queries that faiss compares with one vector after the other. It would do so with more than a
-# hundred, in fifteen times the time that a product of matrices takes; for these few it is faster.
+# Up to this number of queries, faiss may compare vector by vector, which is then faster. Its own
+# limit is above a hundred, where a matrix multiplication is fifteen times as fast.
 _FEW_QUERIES = 3
 
-# From vectors_QxD and k to `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
+# Maps vectors_QxD and k to `scores_QxK`, decreasing, and `rows_QxK`, counted over all shards.
 Nearest = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -38,7 +38,7 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds the vectors with the largest inner products.
 
-    Memory holds one block of vectors and, for each query, its k neighbors.
+    Memory contains one block of vectors, and k neighbors for each query.
 
     Args:
       shards: vectors, N x D each.
@@ -46,7 +46,7 @@ def nearest(
       k: neighbors per query, at most as many as there are vectors.
 
     Returns:
-      `scores_QxK`, decreasing, and `rows_QxK`, counted through all shards.
+      `scores_QxK`, decreasing, and `rows_QxK`, counted over all shards.
     """
     parts = _parts(len(queries_QxD))
     few = len(queries_QxD) <= _FEW_QUERIES
@@ -79,7 +79,7 @@ def nearest_in_torch(
     k: int,
     device: str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds what `nearest` does on a device of PyTorch, whose memory holds the same."""
+    """Computes `nearest` on a PyTorch device, with the same contents in its memory."""
     import torch  # slow to import
 
     queries = torch.from_numpy(queries_QxD).to(device)
@@ -87,10 +87,10 @@ def nearest_in_torch(
     rows_QxK = torch.full((len(queries), k), -1, dtype=torch.int64, device=device)
     first_row = 0
     for block_NxD in float_blocks(_bar(shards, len(queries_QxD))):
-        # A shard is mapped read-only, which `from_numpy` warns of.
+        # `from_numpy` would warn, since shards are mapped read-only.
         block_DxN = torch.tensor(block_NxD, device=device).T
         for part in _parts(len(queries)):
-            # PyTorch multiplies float32 in full unless told otherwise: not in TF32.
+            # By default, PyTorch multiplies in full float32, not in TF32.
             scores_QxN = queries[part] @ block_DxN
             found = scores_QxN.topk(min(k, len(block_NxD)), dim=1)
             both_QxM = torch.cat([best_QxK[part], found.values], dim=1)
@@ -107,5 +107,5 @@ def _parts(n_queries: int) -> list[slice]:
 
 
 def _bar(shards: Sequence[Vectors], n_queries: int) -> Iterable[Vectors]:
-    """Yields the shards, with a progress bar unless there is but one query."""
+    """Yields the shards, with a progress bar if there are several queries."""
     return tqdm(shards, desc="search", unit=" shards", disable=n_queries == 1)

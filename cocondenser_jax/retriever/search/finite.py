@@ -1,7 +1,7 @@
-"""Vectors with NaN or infinity: no search finds them, so none is written.
+"""Refuses vectors with NaN or infinity, which no search could find.
 
-A vector counts as finite if its squared length is a finite number in float32. The inner products of
-such vectors are finite too, by the inequality of Cauchy and Schwarz.
+A vector counts as finite if its squared length is finite in float32. By the Cauchy-Schwarz
+inequality, inner products of such vectors are finite, too.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from cocondenser_jax.errors import UserError
 
 
 def broken_rows(vectors_NxD: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the rows that are not finite."""
+    """Returns the indices of rows that are not finite."""
     numbers_NxD = np.asarray(vectors_NxD, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.flatnonzero(~np.isfinite(np.einsum("nd,nd->n", numbers_NxD, numbers_NxD)))
@@ -22,10 +22,10 @@ def require_finite(vectors_NxD: np.ndarray, what: str, names: Any, reason: str) 
     """Raises a UserError that names the first vector that is not finite.
 
     Args:
-      vectors_NxD: any vectors.
-      what: has vectors, such as "passage".
-      names: of the rows: a sequence, or a column of a table.
-      reason: what may have caused it, and what to do.
+      vectors_NxD: the vectors.
+      what: the kind of rows, such as "passage", for the message.
+      names: the rows' names: a sequence, or a column of a table.
+      reason: the likely cause and remedy, for the message.
     """
     rows = broken_rows(vectors_NxD)
     if len(rows):

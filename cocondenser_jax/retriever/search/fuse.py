@@ -26,14 +26,14 @@ def fuse_runs(
     weights: Sequence[float] | None = None,
     depth: int = 100,
 ) -> Run:
-    """Fuses runs: sums the weighted values of each passage, 0 where a run does not have it.
+    """Fuses runs by the weighted sum of each passage's values, with 0 in runs that lack it.
 
     Args:
       runs: two or more; a query need not be in all of them.
-      method: `min_max`: (score - least) / (most - least) of a query's scores in the run, 1 where
-        all are equal; `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009).
+      method: `min_max`: (score - min) / (max - min) over a query's scores in a run, or 1 if all are
+        equal; `rrf`: 1 / (60 + rank) (Cormack, Clarke & Büttcher, SIGIR 2009).
       weights: one per run; None: 1 each.
-      depth: best passages kept per query; of equal ones, those of the first run.
+      depth: number of passages kept per query; ties keep the order of the first run.
     """
     weights = [1.0] * len(runs) if weights is None else weights
     numbers = (*weights, depth)
@@ -49,15 +49,15 @@ def fuse_runs(
 
 
 def check_runs(runs: Mapping[str, Run]) -> None:
-    """Warns of queries for which some of the runs that are to be fused found nothing.
+    """Warns of queries without results in some of the runs to be fused.
 
-    The fused ranking of such a query is that of the other runs.
+    Their fused ranking uses only the other runs.
 
     Args:
-      runs: by the names of their files.
+      runs: the runs by file name.
 
     Raises:
-      UserError: for a run without results, or if no query is in two of the runs.
+      UserError: for a run without results, or if no query is in two runs.
     """
     in_runs = Counter(query for run in runs.values() for query in run)
     for name, run in runs.items():
@@ -76,12 +76,12 @@ def fuse_scores(
     weights: Sequence[float],
     depth: int,
 ) -> dict[Name, float]:
-    """Fuses one query's scores as `fuse_runs` does; best first."""
+    """Fuses the scores of one query, see `fuse_runs`; best first."""
     sums: dict[Name, float] = {}
     for scores, weight in zip(rankings, weights, strict=True):
         for passage, value in _values(scores, method).items():
             sums[passage] = sums.get(passage, 0.0) + weight * value
-    # In double precision: `ranked`, in single precision, keeps the order of equals.
+    # In double precision, since `ranked` would treat equal float32 values as ties.
     return dict(sorted(sums.items(), key=itemgetter(1), reverse=True)[:depth])
 
 
@@ -95,6 +95,6 @@ def _values(scores: Mapping[Name, float], method: Method) -> dict[Name, float]:
 
 
 def _were_equal(scores: Mapping[Name, float]) -> bool:
-    """Whether scores are those that `ranked` gives to equal ones: each the next smaller float32."""
+    """Whether `ranked` made these scores from equal ones: each is the next smaller float32."""
     values = np.sort(np.fromiter(scores.values(), np.float32, len(scores)))
     return bool(np.all(np.nextafter(values[:-1], np.float32(np.inf)) == values[1:]))

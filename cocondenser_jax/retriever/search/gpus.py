@@ -1,4 +1,4 @@
-"""The GPUs of this machine: how many there are, and which a process or its workers may use."""
+"""Finds this machine's GPUs, and assigns them to workers."""
 
 import os
 
@@ -9,7 +9,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def require_gpu(device: str) -> None:
-    """Raises a UserError for the device `cuda` where PyTorch sees no GPU."""
+    """Raises a UserError for the device `cuda` if PyTorch sees no GPU."""
     if device != "cuda":
         return
     import torch
@@ -21,7 +21,7 @@ def require_gpu(device: str) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Lists the GPUs that PyTorch would use here, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the names, as in CUDA_VISIBLE_DEVICES, of the GPUs that PyTorch sees."""
     import torch  # slow to import
 
     n_gpus = torch.cuda.device_count()
@@ -31,12 +31,12 @@ def visible_gpus() -> list[str]:
 
 
 def with_gpus(engine: Engine) -> Engine:
-    """Gives each local worker of an engine a GPU of its own, where there are GPUs.
+    """Assigns a GPU to each local worker of an engine, if there are GPUs.
 
     Raises:
       UserError: for more workers than GPUs.
     """
-    if engine.executor != "local":  # Slurm and Ray share out what they have
+    if engine.executor != "local":  # Slurm and Ray assign their own GPUs
         return engine
     gpus = visible_gpus()
     n_workers = min(engine.workers or 0, engine.tasks)

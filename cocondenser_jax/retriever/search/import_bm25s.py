@@ -1,4 +1,4 @@
-"""Imports bm25s without what it does to JAX."""
+"""Imports bm25s without JAX."""
 
 import functools
 import logging
@@ -8,7 +8,7 @@ from types import ModuleType
 
 @functools.cache
 def import_bm25s() -> ModuleType:
-    """Imports bm25s without JAX: bm25s 0.3.16 runs a computation on it, which claims the TPU."""
+    """Imports bm25s while JAX is hidden: bm25s 0.3.16 would compute with it and claim the TPU."""
     hidden = [name for name in ("jax", "jax.lax") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:

@@ -1,8 +1,8 @@
 """Builds and reads faiss indexes.
 
-An index folder holds everything that search needs beside the model: `index.faiss`,
-`passages.arrow` (id, title and text of each row of the index) and `manifest.json` (of the
-embeddings, with the factory and the checksum of `index.faiss`).
+An index folder contains all that search needs except the model: `index.faiss`, `passages.arrow`
+(id, title and text of each row of the index) and `manifest.json` (that of the embeddings, plus the
+factory string and the checksum of `index.faiss`).
 """
 
 import math
@@ -33,12 +33,12 @@ from cocondenser_jax.retriever.search.exact import float_blocks
 from cocondenser_jax.retriever.search.quantized import Vectors
 
 _PASSAGES_FILE = "passages.arrow"
-# Vectors to train a compressed index on: at least so many, and so many for each list of an IVF.
-# faiss takes at most 256 for each centroid, and warns below 39.
+# Vectors for training a compressed index: the minimum, and the number per list of an IVF. faiss
+# uses at most 256 per centroid, and warns below 39.
 _TRAINING_ROWS = 262_144
 _ROWS_PER_LIST = 64
 _QUERIES_AT_ONCE = 256
-# Transformations that leave inner products as they are, but for the numbers that they cut.
+# Transformations that preserve inner products, except for dimensions that they drop.
 _NEUTRAL = (
     faiss.OPQMatrix,
     faiss.RandomRotationMatrix,
@@ -50,13 +50,13 @@ _NEUTRAL = (
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
     """Builds an inner-product index from the shards of `encode.encode_corpus`.
 
-    `factory` is faiss' index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" or "IVF1024,PQ32"
-    trade exactness for speed or memory. Memory holds the index itself, and before that the vectors
-    that `_train` draws, as float32; all others are added from the mapped shards, block by block.
+    `factory` is faiss's index string: "Flat" is exact; "IVF1024,Flat", "HNSW32" and "IVF1024,PQ32"
+    trade exactness for speed or memory. Memory contains the index and, before that, the training
+    vectors as float32; all others are added from the mapped shards, block by block.
 
     Raises:
       UserError: also if `out` exists, if faiss does not know the string or needs more passages, or
-        if what the string names compares vectors by something else than their inner products.
+        if the index would not rank by inner products.
     """
     require_absent(out)
     embeddings = local_copy(embeddings)
@@ -70,7 +70,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
     except (RuntimeError, TypeError) as error:
         raise UserError(
             f"faiss does not know the index string {factory!r} for vectors of"
-            f" {manifest.dimension} numbers"
+            f" {manifest.dimension} dimensions"
         ) from error
     _require_inner_products(index, factory, is_cosine=manifest.representation.is_cosine)
     with new_folder(out) as folder:
@@ -79,12 +79,12 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
         for block_NxD in float_blocks(tqdm(vectors, desc="index", unit=" shards")):
             try:
                 index.add(block_NxD)
-            except RuntimeError as error:  # such as IDMap, which wants a number with each vector
+            except RuntimeError as error:  # such as IDMap, which needs an id for each vector
                 raise UserError(
                     f"an index {factory!r} takes no vectors by themselves: expected, for instance,"
                     " Flat, HNSW32 or IVF1024,Flat"
                 ) from error
-        # Given a name, faiss (1.15) only prints that the last block could not be written.
+        # With a file name, faiss (1.15) only prints an error if the last block cannot be written.
         with (folder / "index.faiss").open("wb") as file:
             writer = faiss.PyCallbackIOWriter(file.write)  # type: ignore[attr-defined]
             faiss.write_index(index, writer)
@@ -98,9 +98,9 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
 def read_index(
     folder: Path, manifest: Manifest, parameters: str
 ) -> tuple[faiss.Index, pyarrow.Table]:
-    """Reads an index as `build_index` wrote it, and maps the passages of its rows."""
+    """Reads an index of `build_index`, and maps the passages of its rows."""
     path = folder / "index.faiss"
-    # With a damaged file, faiss may allocate any memory, search endlessly, or give wrong results.
+    # With a damaged file, faiss may allocate any memory, loop endlessly, or return wrong results.
     try:
         if file_sha256(path) != manifest.index_sha256:
             raise UserError(f"{path} is damaged, or its manifest is another's: build it again")
@@ -117,7 +117,7 @@ def read_index(
 def nearest_in_index(
     index: faiss.Index, queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Searches for some queries at a time, to move the progress bar; returns scores and rows."""
+    """Searches for some queries at a time, for the progress bar; returns scores and rows."""
     n_queries = len(queries_QxD)
     starts = trange(0, n_queries, _QUERIES_AT_ONCE, desc="search", disable=n_queries == 1)
     blocks = [index.search(queries_QxD[i : i + _QUERIES_AT_ONCE], k) for i in starts]
@@ -126,7 +126,7 @@ def nearest_in_index(
 
 
 def _layers(index: faiss.Index) -> Iterator[faiss.Index]:
-    """Yields an index and those inside it that are searched for passages, each as its class."""
+    """Yields an index and those inside it that search passages, each as its own class."""
     index = faiss.downcast_index(index)
     yield index
     if isinstance(index, faiss.IndexPreTransform):
@@ -137,17 +137,17 @@ def _layers(index: faiss.Index) -> Iterator[faiss.Index]:
 
 
 def _require_inner_products(index: faiss.Index, factory: str, *, is_cosine: bool) -> None:
-    """Raises a UserError for an index that would rank by something else than inner products.
+    """Raises a UserError for an index that would not rank by inner products.
 
-    PCA and ITQ subtract the mean of the passages, from queries too, and L2norm takes the lengths
-    away, which cosines do not have. faiss builds some kinds, such as HNSW32,PQ32, for distances
-    only, whatever it is asked for.
+    PCA and ITQ subtract the passages' mean, also from queries, and L2norm removes lengths, which
+    matter unless vectors are normalized. faiss builds some kinds, such as HNSW32,PQ32, only for
+    distances, whatever the requested metric.
     """
     neutral = (*_NEUTRAL, faiss.NormalizationTransform) if is_cosine else _NEUTRAL
     for layer in _layers(index):
         others = set()
         if isinstance(layer, faiss.IndexPreTransform):
-            chain = cast(Any, layer.chain)  # a vector of C++, whatever faiss's types say
+            chain = cast(Any, layer.chain)  # a C++ vector, despite faiss's type annotation
             steps = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
             others = {type(step).__name__ for step in steps if not isinstance(step, neutral)}
         if layer.metric_type != faiss.METRIC_INNER_PRODUCT:

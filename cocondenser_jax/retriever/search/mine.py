@@ -1,6 +1,6 @@
-"""Mines hard negatives: passages that retrievers rank high for a query and that do not answer it.
+"""Mines hard negatives: passages that retrievers rank highly but that are not relevant.
 
-A pool joins one run or several: in the second round of arXiv 2108.05540, those of BM25 and of the
+A pool joins one or several runs; in the second round of arXiv 2108.05540, those of BM25 and of the
 first round's retriever.
 """
 
@@ -29,10 +29,10 @@ Excludes = Callable[[str, str], bool]
 
 
 class Denoising(NamedTuple):
-    """Leaves out what a cross-encoder finds relevant, as RocketQA does (arXiv 2010.08191)."""
+    """Removes passages that a cross-encoder finds relevant, as in RocketQA (arXiv 2010.08191)."""
 
-    run: Path  # logits by `rerank.rerank`; a passage without one is left out
-    below: float  # the probability σ(logit) that a negative must be below; the paper's
+    run: Path  # logits of `rerank.rerank`; passages without a logit are removed
+    below: float  # upper bound of a negative's probability σ(logit), as in the paper
 
 
 def mine(
@@ -43,31 +43,33 @@ def mine(
     depth: int = 200,
     denoising: Denoising | None = None,
 ) -> dict[str, Any]:
-    """Writes the pool of negatives of each query that has a relevant passage, as a TREC run.
+    """Writes a pool of negatives for each query with a relevant passage, as a TREC run.
+
+    Relevant passages, their copies and passages with the query's id (see `identical_ids`) are
+    always left out.
 
     Args:
       sources: TREC runs.
-      data_folder: holds queries and judgments, and passages, whose texts are compared.
-      split: the one whose queries get negatives.
+      data_folder: the folder of queries, judgments and passages.
+      split: the split of the queries.
       out: the run to write; see `make_pool` for its scores.
-      depth: rank, in each source, of the last passage taken.
-      denoising: which of them are left out too; None: only what is judged relevant, what has its
-        text, and what has the query's id (see `identical_ids`).
+      depth: number of first passages taken from each source.
+      denoising: also leaves out passages by a cross-encoder's scores.
 
     Returns:
-      How many queries and negatives there are, and what was left out for which reason.
+      The numbers of queries, of negatives, and of excluded passages by reason.
     """
     scored = _scored_exclusions(denoising) if denoising else {}
     qrels = with_positives(read_split(data_folder, split)[1])
     judged = _answers(qrels, data_folder)
-    # Joined to one text, the names of a query's passages take a tenth of the memory.
+    # Joined to one string, the ids of a query's passages take a tenth of the memory.
     best = [
         {query: " ".join(names) for query, names in best_by_query(source, qrels, depth)}
         for source in sources
     ]
     exclusions: dict[str, Excludes] = {
         "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
-        "the query's id": lambda q, p: p == q,  # where queries are passages
+        "the query's id": lambda q, p: p == q,  # if queries are passages
         "a relevant one's text": lambda q, p: p in judged[q],
     }
     exclusions |= scored
@@ -97,7 +99,7 @@ def mine(
 
 
 def _answers(qrels: Qrels, data_folder: Path) -> Qrels:
-    """Adds copies to the relevant passages; warns where there are no texts."""
+    """Adds copies to the relevant passages; warns if there are no texts."""
     try:
         corpus = corpus_file(data_folder)
     except UserError:
@@ -109,7 +111,7 @@ def _answers(qrels: Qrels, data_folder: Path) -> Qrels:
 
 
 def _scored_exclusions(denoising: Denoising) -> dict[str, Excludes]:
-    """Returns the exclusions by the scores of a cross-encoder."""
+    """Returns the exclusions by a cross-encoder's scores."""
     if not 0 < denoising.below < 1:
         raise UserError(
             f"--denoise_below={denoising.below}: expected a probability above 0, below 1"
@@ -128,16 +130,16 @@ def make_pool(
     exclusions: Mapping[str, Excludes],
     excluded: dict[str, int],
 ) -> Results:
-    """Yields each query with what several sources rank high for it, and 1 / rank as the score.
+    """Yields each query with the passages of several sources, scored by 1 / rank.
 
-    Scores of different engines cannot be compared, so a passage's score is 1 / r, r its best rank.
-    Passages of the same rank are in the order of the sources.
+    Scores of different engines are not comparable, so a passage's score is 1 / r, where r is its
+    best rank. Passages with the same rank keep the order of the sources.
 
     Args:
-      queries: that get negatives.
-      best: of each source, query → its passages, best first, with spaces between them.
-      exclusions: reason → test; the first that holds counts.
-      excluded: reason → how many passages it excluded so far; counted on.
+      queries: the queries.
+      best: for each source, query → ids of passages, best first, separated by spaces.
+      exclusions: reason → test; the first that holds applies.
+      excluded: reason → number of passages excluded so far; updated.
     """
     for query in queries:
         ranks: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Loads bi-encoders as sentence-transformers."""
+"""Loads bi-encoders with sentence-transformers."""
 
 import contextlib
 import copy
@@ -34,9 +34,9 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
 from cocondenser_jax.retriever.search.finite import broken_rows
 
-# Of matrix products; "auto": see `uses_bfloat16`.
+# Precision of matrix multiplications; "auto": see `uses_bfloat16`.
 Precision = Literal["auto", "float32", "bfloat16"]
-# Weights of 16 bits are stored, not computed with: what is to be faster is `Precision`.
+# Weights are loaded in float32 even if stored in 16 bits; `Precision` is for speed.
 DTYPE = {"dtype": "float32"}
 
 
@@ -61,39 +61,43 @@ def load(
     *,
     two_towers: bool = False,
 ) -> SentenceTransformer:
-    """Loads a model as a bi-encoder, which makes the vectors of its representation.
+    """Loads a model as a bi-encoder that computes the vectors of its representation.
 
-    Its vectors are those of sentence-transformers; where it compares by cosine they have length 1,
-    so scores are inner products. A pooler is left out: in a pre-trained retriever it is random.
+    The vectors are those of sentence-transformers. For cosine similarity they have length 1, so
+    that scores are inner products. A pooler is dropped, since pre-trained retrievers have a random
+    one.
 
     Args:
-      folder: as it is opened; or with another representation of the same weights.
-      query_length: longest query in tokens, prompt included; None: as in the folder, else the
-        model's limit.
-      passage_length: longest passage in tokens (`folder.passage_text`); None likewise.
-      two_towers: copy the encoder into a Router, for queries and passages, unless there are two.
+      folder: the opened model, possibly with another representation.
+      query_length: maximum tokens of a query, prompt included; None: the folder's limit or, without
+        one, the network's.
+      passage_length: the same for a passage (see `folder.passage_text`).
+      two_towers: whether to copy a single encoder, so that queries and passages have one each.
+
+    Raises:
+      UserError: also if its vectors are not finite, or do not have the dimension in its files.
     """
     model = _open_bi_encoder(folder)
     found: dict[str, Any] = dict(towers(model))
     if not found:
         raise UserError(f"{folder.path} does not start with a transformer: expected BERT or such")
     for name, tower in found.items():
-        # sentence-transformers 6.2.0 reads them from a module's config, but does not write them
-        # there: other programs would load what is saved with a random pooler.
+        # sentence-transformers 6.2.0 reads these from a module's config but does not save them:
+        # other programs would load the saved model with a random pooler.
         tower.model_kwargs = model_kwargs(folder.networks[name].config)
-        # Nor does it write there that texts are lowered before the tokenizer gets them.
+        # Neither does it save the lower-casing of texts before tokenization.
         tower.config_keys = [*tower.config_keys, "model_kwargs", "do_lower_case"]
         require_rows(tower, folder.path)
         _limit_tokens(tower, query_length, passage_length, folder.path)
     _apply(folder.representation, model, folder.path)
-    with loading(folder.path, "bi-encoder"):  # modules that do not fit each other fail only now
+    with loading(folder.path, "bi-encoder"):  # modules with unequal dimensions fail only here
         vectors_2xD = np.stack([model.encode_document("a word"), model.encode_query("a word")])
     if len(broken_rows(vectors_2xD)):
         raise UserError(f"{folder.path} makes vectors that are not finite: its weights are damaged")
     n_said, n_made = model.get_embedding_dimension(), vectors_2xD.shape[1]
     if n_made != n_said:
         raise UserError(
-            f"{folder.path} makes vectors of {n_made} numbers, and its files say {n_said}"
+            f"{folder.path} makes vectors of {n_made} dimensions, and its files say {n_said}"
         )
     if two_towers and "" in found:
         model = SentenceTransformer(
@@ -112,17 +116,17 @@ def load(
 def _limit_tokens(
     tower: Transformer, query_length: int | None, passage_length: int | None, folder: Path
 ) -> None:
-    """Sets the longest texts of a tower, at most what its network reads; see `load`."""
+    """Sets the maximum length of a tower's texts, at most the network's limit; see `load`."""
     limit = max_tokens(tower.config)
-    # sentence-transformers counts all rows of the table where the tokenizer has no limit, those
-    # before the first position too.
+    # If the tokenizer has no limit, sentence-transformers counts all rows of the position table,
+    # including those before the first position.
     if limit < sys.maxsize:
         tower.max_seq_length = tower.max_seq_length or limit
         for name in ("max_seq_length", "query_length", "document_length"):
             said = getattr(tower, name)
             if said is None or said <= limit:
                 continue
-            if not _has_position_table(tower):  # the library would read them all
+            if not _has_position_table(tower):  # the library would read texts of any length
                 raise UserError(
                     f"{folder} says of {name} {said}, but its config.json that there are {limit}"
                     " positions"
@@ -135,13 +139,13 @@ def _limit_tokens(
 
 
 def _has_position_table(tower: Transformer) -> bool:
-    """Returns whether positions are rows of a table, beyond which nothing can be read."""
+    """Returns whether positions are rows of a table, which limits the length of texts."""
     network: Any = tower.auto_model
     return any(name.endswith("position_embeddings.weight") for name in network.state_dict())
 
 
 def _apply(representation: Representation, model: SentenceTransformer, folder: Path) -> None:
-    """Makes a model compute what a representation says, where its folder says otherwise."""
+    """Changes a loaded model to compute a representation other than its folder's."""
     for layer in model.modules():
         if isinstance(layer, Pooling) and _mode(layer) != representation.pooling:
             layer.pooling_mode = representation.pooling
@@ -160,24 +164,26 @@ def _apply(representation: Representation, model: SentenceTransformer, folder: P
         model.truncate_dim = representation.sizes[0]
         if model.truncate_dim > n_numbers:
             raise UserError(
-                f"{folder} makes vectors of {n_numbers} numbers: cannot keep {model.truncate_dim}"
+                f"{folder} makes vectors of {n_numbers} dimensions: cannot keep"
+                f" {model.truncate_dim}"
             )
 
 
 @contextlib.contextmanager
 def new_parameters(seed: int) -> Iterator[None]:
-    """Seeds what the block adds to a model; torch's global generator stays as it was."""
+    """Seeds new parameters in the block; restores torch's global generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def uses_bfloat16(precision: str, *, on_cpu: bool = False) -> bool:
-    """Returns whether matrix products are in bfloat16.
+    """Returns whether matrix multiplications are in bfloat16.
 
     Args:
-      precision: "auto" means on a GPU that has it.
-      on_cpu: whether "auto" means on such a CPU too, where PyTorch encodes twice as fast by it.
+      precision: "auto" means on a GPU that supports it.
+      on_cpu: whether "auto" also means on a CPU that supports it; PyTorch then encodes twice as
+        fast.
     """
     if precision != "auto":
         return precision == "bfloat16"
@@ -187,8 +193,8 @@ def uses_bfloat16(precision: str, *, on_cpu: bool = False) -> bool:
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Returns whether the CPU multiplies in bfloat16, and ATEN_CPU_CAPABILITY lets it."""
-    # Older versions of PyTorch cannot tell.
+    """Returns whether the CPU multiplies in bfloat16 and ATEN_CPU_CAPABILITY permits it."""
+    # Older versions of PyTorch lack this function.
     units: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     may = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return may and bool(units.get("avx512_bf16") or units.get("amx_bf16"))
@@ -197,10 +203,10 @@ def _cpu_has_bfloat16() -> bool:
 def cut_vectors(
     vectors_NxD: torch.Tensor, size: int | None, similarity: str | None
 ) -> torch.Tensor:
-    """Returns the first `size` numbers of vectors (None: all), of length 1 for a cosine.
+    """Truncates vectors to `size` dimensions (None: all), and normalizes them for cosine.
 
-    sentence-transformers (6.2.0) cuts what `encode` returns, after all modules: the vectors of a
-    cosine model then have lengths below 1, and inner products are no cosines.
+    sentence-transformers (6.2.0) truncates after all modules, so that a cosine model's vectors are
+    shorter than 1, and inner products are not cosines.
     """
     vectors_NxE = vectors_NxD[:, :size]
     if similarity == "cosine":
@@ -211,7 +217,7 @@ def cut_vectors(
 def _cut_output(
     model: SentenceTransformer, inputs: object, features: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Cuts the vectors of a forward pass to the model's `truncate_dim`; to be hooked to it."""
+    """Truncates the vectors of a forward pass to the model's `truncate_dim`; a forward hook."""
     vectors_NxE = cut_vectors(
         features["sentence_embedding"], model.truncate_dim, model.similarity_fn_name
     )
@@ -219,7 +225,7 @@ def _cut_output(
 
 
 def towers(model: SentenceTransformer) -> dict[str, Transformer]:
-    """Returns the transformers of "query" and "document", or a single one under "", if any."""
+    """Returns the transformers by task, "query" and "document", or a single one under ""."""
     first: dict[str, Any] = {"": model[0]}
     if isinstance(model[0], Router):
         routes: dict[str, Any] = dict(model[0].sub_modules)
@@ -228,7 +234,7 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
 
 
 def pooling_of(model: SentenceTransformer) -> str | None:
-    """Returns how passages are pooled, such as "cls" or "mean"; None without a pooling module."""
+    """Returns the pooling of passages, such as "cls" or "mean"; None without a pooling module."""
     modes = [_mode(layer) for layer in model.modules() if isinstance(layer, Pooling)]
     return modes[-1] if modes else None
 
@@ -239,7 +245,7 @@ def _mode(layer: Pooling) -> str:
 
 
 def is_normalized(model: SentenceTransformer) -> bool:
-    """Returns whether vectors are scaled to length 1 at last, as they must be for cosines."""
+    """Returns whether vectors are normalized at the end, as cosine similarity requires."""
     parts = [layer for layer in model.modules() if isinstance(layer, torch.nn.Sequential)]
     return any(map(_ends_normalized, parts))
 
@@ -249,7 +255,7 @@ def _ends_normalized(modules: torch.nn.Sequential) -> bool:
 
 
 def passage_tokens(model: SentenceTransformer) -> int | None:
-    """Returns the number of tokens kept of a passage; None: the tokenizer does not limit it."""
+    """Returns the maximum tokens of a passage; None if the tokenizer has no limit."""
     found = towers(model)
     tower = found.get("document", found.get(""))
     length: int | None = tower.document_length or tower.max_seq_length if tower else None
@@ -271,6 +277,6 @@ def _open_bi_encoder(folder: ModelFolder) -> SentenceTransformer:
 
 
 def without_model_card(model: SentenceTransformer | CrossEncoder) -> None:
-    """Keeps training from looking up what a model card says, on the hub and among the texts."""
+    """Keeps training from collecting facts for a model card, from the Hub and the texts."""
     model.model_card_data.local_files_only = True
     model.model_card_data.generate_widget_examples = False

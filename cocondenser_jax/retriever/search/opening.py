@@ -1,4 +1,4 @@
-"""Opens an index, or embeddings as they are, with the model that encoded them."""
+"""Opens an index or embeddings for search, with the model that encoded them."""
 
 import hashlib
 import json
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
 class Faiss(NamedTuple):
     """Searches an index with faiss."""
 
-    # In faiss's notation, such as "nprobe=16" for IVF, "efSearch=64" for HNSW: slower and more
-    # exact.
+    # In faiss's notation, such as "nprobe=16" for IVF or "efSearch=64" for HNSW; larger values are
+    # slower and more exact.
     parameters: str = ""
 
 
 class Exact(NamedTuple):
     """Searches float or int8 embeddings exhaustively, block by block."""
 
-    # What multiplies; for the same ranks as on the CPU, in float32.
+    # The device for matrix multiplications, in float32 on both.
     device: Literal["cpu", "cuda"] = "cpu"
 
 
 class Bits(NamedTuple):
     """Searches binary embeddings on the CPU."""
 
-    oversampling: int = 4  # candidates for each passage that is asked for
+    oversampling: int = 4  # candidates per returned passage
 
 
 VectorSearch = Faiss | Exact | Bits
 
 
 class OpenIndex(NamedTuple):
-    """The vectors of passages, opened for search; the passages; the model that encoded them."""
+    """Vectors opened for search, with their passages and the model that encoded them."""
 
     model: "SentenceTransformer"
     nearest: Nearest
@@ -65,7 +65,7 @@ class OpenIndex(NamedTuple):
 
 
 class HybridIndex(NamedTuple):
-    """An index whose results are fused with those of BM25 over the same passages."""
+    """An index for fusing the results of vectors and of BM25 over the same passages."""
 
     dense: OpenIndex
     bm25: Bm25Index
@@ -89,23 +89,23 @@ def open_index(
     query_prompt: str | None = None,
     language: str | None = None,
 ) -> Index:
-    """Opens an index, or embeddings as they are, with the model that encoded them.
+    """Opens an index or embeddings for search.
 
-    Searching float embeddings gives the same results as an index "Flat".
+    Float embeddings give the same results as an index with the factory string "Flat".
 
     Args:
-      folder: made by `index.build_index` or `encode.encode_corpus`, or its URL on an object store.
-      model: the model that encoded the passages; its folder may have moved.
-      vectors: how to search, which must fit the kind of vectors in the folder; None: the default
-        for that kind.
-      hybrid: the method of `fuse.fuse_runs` that fuses the top 100 passages of BM25 and of the
-        model, or more if `k` is larger. The first call writes `bm25` to the folder.
-      query_prompt: text before each query, if the passages were encoded without one; None: as
-        they were encoded.
-      language: for BM25, see `terms.languages`; None: that of `bm25`, for a new one English.
+      folder: a folder of `index.build_index` or `encode.encode_corpus`, or its URL.
+      model: the model that encoded the passages; its folder may have been moved.
+      vectors: the kind of search, which must match the folder's vectors; None: the default.
+      hybrid: the method of `fuse.fuse_runs` for fusing the first 100 passages of the model and of
+        BM25, or more if `k` is larger. The first call writes `bm25` to the folder.
+      query_prompt: the text before each query if the passages were encoded without one; None: the
+        prompt of the encoding.
+      language: the language for BM25, see `terms.languages`; None: that of `bm25` or, for a new
+        one, English.
 
     Raises:
-      UserError: also if the model or the prompt is not the one that the passages were encoded for.
+      UserError: also if the passages were encoded by another model or for another prompt.
     """
     if hybrid not in (None, *METHODS):
         raise UserError(f"hybrid={hybrid!r}: expected {' or '.join(METHODS)}")
@@ -125,10 +125,10 @@ def open_index(
 
 
 def _fitting(folder: Path, manifest: Manifest, given: VectorSearch | None) -> VectorSearch:
-    """Returns how the vectors of a folder are compared.
+    """Returns the kind of search for a folder's vectors.
 
     Raises:
-      UserError: if `given` is for others, or for a GPU that is not there.
+      UserError: if `given` does not match the vectors, or needs a missing GPU.
     """
     is_bits = manifest.dtype == BINARY
     default = Faiss() if manifest.is_index else Bits() if is_bits else Exact()
@@ -145,7 +145,7 @@ def _fitting(folder: Path, manifest: Manifest, given: VectorSearch | None) -> Ve
 def _open_vectors(
     folder: Path, manifest: Manifest, vectors: VectorSearch
 ) -> tuple[Nearest, pyarrow.Table]:
-    """Returns what searches the vectors of a folder, and their passages."""
+    """Returns a search function for a folder's vectors, and their passages."""
     if isinstance(vectors, Faiss):
         index, passages = read_index(folder, manifest, vectors.parameters)
         return partial(nearest_in_index, index), passages
@@ -160,18 +160,18 @@ def _open_vectors(
 
 
 def open_query_model(folder: Path, model: ModelFolder) -> tuple["SentenceTransformer", str]:
-    """Loads the model that encoded embeddings, to search where a database has them.
+    """Loads the model that encoded embeddings, for searching them in a database.
 
     Args:
-      folder: the embeddings, of which the manifest alone is read.
+      folder: the embeddings; only the manifest is read.
       model: see `open_index`.
 
     Returns:
-      The model, with the prompts and the pooling that the passages were encoded with; and a name
-      for them in the database, which other passages or other vectors do not have.
+      The model with the prompts and pooling of the encoding, and a unique name in the database for
+      these passages and vectors.
 
     Raises:
-      UserError: also if another model encoded them.
+      UserError: also if another model encoded the passages.
     """
     manifest = read_manifest(folder)
     _require_model(folder, manifest, model)

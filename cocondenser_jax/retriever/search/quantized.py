@@ -1,9 +1,8 @@
-"""Vectors of 8 bits or one bit a number: how they are made, read as numbers, and searched.
+"""Quantizes vectors to 8 bits or one bit per dimension, decodes and searches them.
 
-The codes are those of sentence-transformers' `quantize_embeddings`. A number of 8 bits says in
-which of 256 equal parts it lies, and is read as the middle of that part: the parts begin at the
-least and end beyond the greatest number of its dimension in its shard. A bit says whether a number
-is positive.
+The codes are those of sentence-transformers' `quantize_embeddings`. An 8-bit code is the number of
+one of 256 equal intervals and is decoded to its center; the intervals start at the minimum and end
+beyond the maximum of the dimension in its shard. A bit is 1 for positive numbers.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ INT8 = "int8"
 BINARY = "binary"
 QUANTIZED = (INT8, BINARY)
 
-# Queries whose candidates are compared at once: at 400 of 768 numbers each, 80 MB.
+# Queries with candidates compared at once: 80 MB for 400 candidates of 768 dimensions each.
 _QUERIES_AT_ONCE = 64
 
 
 class Vectors(Protocol):
-    """Vectors that are read some rows at a time, as numbers."""
+    """Vectors that are read some rows at a time."""
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -33,10 +32,10 @@ class Vectors(Protocol):
 
 
 class Int8Vectors:
-    """Vectors of 8 bits a number."""
+    """Vectors of 8 bits per dimension."""
 
     def __init__(self, codes_NxD: np.ndarray, ranges_2xD: np.ndarray) -> None:
-        """Takes the codes and, of each dimension, the least and the greatest number."""
+        """Takes the codes, and the minimum and maximum of each dimension."""
         self._codes_NxD = codes_NxD
         self._low_D = ranges_2xD[0]
         self._step_D = (ranges_2xD[1] - ranges_2xD[0]) / np.float32(255)
@@ -46,7 +45,7 @@ class Int8Vectors:
         return len(self._codes_NxD)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Returns rows as float32, N x D, each number at most half a step from what it was."""
+        """Returns rows as float32, N x D, with an error of at most half an interval."""
         numbers_NxD = self._codes_NxD[rows].astype(np.float32)
         numbers_NxD += 128.5
         numbers_NxD *= self._step_D
@@ -55,10 +54,10 @@ class Int8Vectors:
 
 
 class BitVectors:
-    """Vectors of one bit a number."""
+    """Vectors of one bit per dimension."""
 
     def __init__(self, bits_NxB: np.ndarray) -> None:
-        """Takes bytes, each the bits of eight numbers."""
+        """Takes bytes with the bits of eight dimensions each."""
         self.bits_NxB = bits_NxB
 
     def __len__(self) -> int:
@@ -66,12 +65,12 @@ class BitVectors:
         return len(self.bits_NxB)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Returns rows as float32, N x D: the signs, scaled to vectors of length 1."""
+        """Returns rows as float32, N x D: signs, scaled to length 1."""
         return _signs(self.bits_NxB[rows])
 
 
 def _signs(bits: np.ndarray) -> np.ndarray:
-    """Reads bytes, of any shape, as numbers 1/√D and -1/√D."""
+    """Decodes bytes of any shape to numbers 1/√D and -1/√D."""
     signs = np.unpackbits(bits, axis=-1).astype(np.float32)
     signs *= 2
     signs -= 1
@@ -89,13 +88,13 @@ def require_quantizable(dtype: str, *, is_cosine: bool) -> None:
 
 
 def require_whole_bytes(dtype: str, dimension: int) -> None:
-    """Raises a UserError for bits of vectors that do not fill their bytes."""
+    """Raises a UserError for one bit per dimension unless dimensions are a multiple of 8."""
     if dtype == BINARY and dimension % 8:
         raise UserError(f"--dtype=binary packs 8 dimensions into a byte: these have {dimension}")
 
 
 def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the codes of vectors, and for int8 their ranges, 2 x D."""
+    """Returns the codes of vectors and, for int8, their ranges, 2 x D."""
     if dtype == BINARY:
         return _codes(vectors_NxD, "ubinary"), None
     ranges_2xD = np.stack([vectors_NxD.min(axis=0), vectors_NxD.max(axis=0)]).astype(np.float32)
@@ -105,8 +104,8 @@ def quantize(vectors_NxD: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarra
 def _codes(
     vectors_NxD: np.ndarray, precision: Literal["int8", "ubinary"], ranges_2xD: Any = None
 ) -> np.ndarray:
-    """Returns codes, N x D, or of `ubinary` bytes of bits, N x D/8."""
-    from sentence_transformers import quantize_embeddings  # loads PyTorch, which BM25 does without
+    """Returns int8 codes, N x D, or bytes of bits for `ubinary`, N x D/8."""
+    from sentence_transformers import quantize_embeddings  # loads PyTorch, which BM25 does not need
 
     return np.asarray(quantize_embeddings(vectors_NxD, precision, ranges=ranges_2xD))
 
@@ -114,14 +113,14 @@ def _codes(
 def nearest_by_bits(
     shards: Sequence[BitVectors], oversampling: int, queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds vectors by bits, and ranks them by the inner products of the queries with their signs.
+    """Finds vectors by Hamming distance, and ranks them by inner products of queries and signs.
 
-    By the number of bits that differ from the query's, `oversampling` times `k` are found: the
-    recipe of Yamada et al., arXiv 2106.00882, as sentence-transformers has it.
+    The `oversampling` · `k` vectors with the fewest bits different from the query's are candidates,
+    as in Yamada et al., arXiv 2106.00882, and sentence-transformers.
 
     Args:
       shards: the vectors.
-      oversampling: candidates for each neighbor, at least 1.
+      oversampling: candidates per neighbor, at least 1.
       queries_QxD: float32.
       k: neighbors per query, at most as many as there are vectors.
 
@@ -143,8 +142,8 @@ def nearest_by_bits(
 
 
 def _candidates(shards: Sequence[BitVectors], queries_QxD: np.ndarray, n: int) -> np.ndarray:
-    """Returns the rows, Q x n, whose bits differ least from those of each query."""
-    import faiss  # encoding does without
+    """Returns the rows, Q x n, with the smallest Hamming distances to each query."""
+    import faiss  # not needed for encoding
 
     bits_QxB = _codes(queries_QxD, "ubinary")
     heap = faiss.ResultHeap(len(queries_QxD), n)
@@ -160,7 +159,7 @@ def _candidates(shards: Sequence[BitVectors], queries_QxD: np.ndarray, n: int) -
 
 
 def _gather(shards: Sequence[BitVectors], rows_QxC: np.ndarray) -> np.ndarray:
-    """Returns the bits of rows, Q x C x B."""
+    """Returns the bytes of rows, Q x C x B."""
     ends = np.cumsum([len(shard) for shard in shards])
     shard_QxC = np.searchsorted(ends, rows_QxC, side="right")
     bits_QxCxB = np.empty((*rows_QxC.shape, shards[0].bits_NxB.shape[1]), np.uint8)

@@ -1,4 +1,4 @@
-"""Scores a first stage's passages with a cross-encoder."""
+"""Scores the passages of a first stage with a cross-encoder."""
 
 import logging
 import time
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 60  # characters of a text in a message
+_SHOWN = 60  # characters of a text shown in a message
 
 
 class Candidates(NamedTuple):
-    """The passages that are scored: the first of a run, for queries of a data folder."""
+    """The passages to score: the first ones of a run."""
 
-    data: Path  # holds queries and passages; or queries alone, and may be a file of them
+    data: Path  # a folder with the queries, or a file of them
     run: Path  # the first stage's TREC run
-    split: str | None = None  # the one with the run's queries; None: any query of the folder
-    depth: int = 100  # passages of the run, per query; those below are not in the new run
-    with_positives: bool = False  # each query's relevant passages too, which the run may not have
-    ignore_identical_ids: bool = False  # without passages of the run that have their query's id
+    split: str | None = None  # the split of the run's queries; None: all queries
+    depth: int = 100  # passages of the run per query; all others are dropped
+    with_positives: bool = False  # whether to add each query's relevant passages
+    ignore_identical_ids: bool = False  # see `drop_identical_ids`
     corpus: str | Path | None = None  # see `folder.searched_passages`
 
 
@@ -62,19 +62,19 @@ def rerank(
     `trec.ranked`). Of the corpus, only what is scored is held in memory.
 
     Args:
-      model: the cross-encoder: a folder or the name of one on the hub.
-      candidates: what is scored.
+      model: the cross-encoder, by folder or by name on the Hub.
+      candidates: the passages to score.
       out: the run to write.
       batch_size: pairs per forward pass.
       precision: see `models.uses_bfloat16`; the head is always in float32.
 
     Returns:
-      How many queries and pairs there are, and how long scoring took.
+      The numbers of queries and pairs, and the seconds for scoring.
     """
     if candidates.with_positives and candidates.split is None:
         raise UserError("--with_positives needs a --split, whose judgments say what is relevant")
     corpus = searched_passages(candidates.data, candidates.corpus)
-    named = _read_names(candidates)  # a mistake in them need not wait for the model
+    named = _read_names(candidates)  # finds errors before the model is loaded
     network = open_network(model)
     from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder  # slow to import
 
@@ -93,15 +93,15 @@ def rerank(
 
 
 class _Named(NamedTuple):
-    """What is scored, by name."""
+    """The pairs to score, by id."""
 
     queries: dict[str, str]  # id → text
     first: dict[str, list[str]]  # query → passages of the first stage, best first
-    relevant: dict[str, list[str]]  # query → its relevant passages; none: without positives
+    relevant: dict[str, list[str]]  # query → its relevant passages; {} without positives
 
 
 def _read_names(candidates: Candidates) -> _Named:
-    """Reads everything but the passages, of which there may be many."""
+    """Reads everything except the passages, which may be many."""
     run = read_run(candidates.run)
     if not run:
         raise UserError(f"{candidates.run} is empty: expected a TREC run")
@@ -137,11 +137,11 @@ def _read_names(candidates: Candidates) -> _Named:
 def _read_pairs(
     corpus: str | Path, candidates: Candidates, named: _Named
 ) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
-    """Reads the passages that are scored.
+    """Reads the passages to score.
 
     Returns:
-      The names of each query's passages, in the order of the first stage, which equal scores keep;
-      and the texts of each query and passage, in that order.
+      The ids of each query's passages, in the order of the first stage, which ties will keep; and
+      the texts of all pairs of query and passage, in the same order.
     """
     sources = [(candidates.run, named.first)]
     if candidates.with_positives and candidates.split is not None:

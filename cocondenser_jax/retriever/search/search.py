@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Of many queries: libraries take memory for several copies of the vectors.
+# Queries encoded at once, since libraries need memory for several copies of the vectors.
 _ENCODED_AT_ONCE = 65_536
-# Of many queries: memory holds their results, and all vectors are read once for each such part.
+# Queries searched at once, with their results in memory; all vectors are read once for each part.
 _SEARCHED_AT_ONCE = 65_536
-# How many passages of each side are fused, or more where more are asked for.
+# Passages of each side that are fused, unless more are requested.
 _FUSED_DEPTH = 100
 _OVERFLOW = "the model's weights are damaged, or too large for what it computes"
 
-# Of a query: row → score of its passages, best first.
+# Row → score of a query's passages, best first.
 RowScores = dict[int, float]
-# That the steps of a search took: `encoding` the queries, `search`, and `bm25` in a hybrid search.
-# Complete once all rankings were taken: they are made one after the other.
+# Seconds by step: `encoding` of queries, `search`, and `bm25` in a hybrid search. Complete once all
+# rankings are consumed, since they are computed lazily.
 Seconds = dict[str, float]
 
 
@@ -68,9 +68,8 @@ def retrieve(
     """Searches for queries and writes a TREC run; see `search_run`.
 
     With `warns`, it calls `warn_of_identical_ids` and `warn_of_copies`.
-    Memory holds the vectors of the queries and the results of 65,536 of them, 12 bytes each.
-    Returns the numbers of queries and passages, and the seconds that encoding the queries and
-    searching took.
+    Memory contains the vectors of all queries and the results of 65,536 of them, 12 bytes each.
+    Returns the numbers of queries and passages, and the seconds for encoding and searching.
     """
     queries, qrels = asked
     results, seconds = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
@@ -91,7 +90,7 @@ def retrieve(
 
 
 def count_passages(index: Index, names: Collection[str]) -> int:
-    """Counts the ids that an index has passages of."""
+    """Counts the ids in `names` that an index contains."""
     rows = rows_of(index.passages["id"], [*names])
     return len(rows) - rows.count(None)
 
@@ -103,10 +102,10 @@ def search_run(
     *,
     ignore_identical_ids: bool = False,
 ) -> Run:
-    """Finds the `depth` best passages for each query (id → text).
+    """Returns the `depth` best passages for each query (id → text).
 
-    With `ignore_identical_ids`, passages with their query's id are left out before runs are fused
-    (see `drop_identical_ids`).
+    With `ignore_identical_ids`, passages with their query's id are dropped before fusing (see
+    `drop_identical_ids`).
     """
     results, _ = _search(index, queries, depth, ignore_identical_ids=ignore_identical_ids)
     return dict(results)
@@ -128,12 +127,12 @@ def _search(
 
 
 def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:
-    """Finds the `k` best passages for one query."""
+    """Returns the `k` best passages for one query."""
     return search_text_timed(index, query, k)[0]
 
 
 def search_text_timed(index: Index, query: str, k: int) -> tuple[list[Hit], Seconds]:
-    """Searches as `search_text`, and also returns how long the steps of the search took."""
+    """Searches as `search_text`, and also returns the seconds for each step."""
     if not query.strip() or without_surrogates(query) != query:
         raise UserError("the query is empty or not UTF-8: expected some words")
     (ranking,), seconds = _rank(index, [query], k)
@@ -144,7 +143,7 @@ def search_text_timed(index: Index, query: str, k: int) -> tuple[list[Hit], Seco
 def _drop_rows(
     ranking_Q: Iterable[RowScores], own_Q: Sequence[int | None] | None, k: int
 ) -> Iterator[RowScores]:
-    """Drops the row of each query, and keeps `k` others; all where no rows are given."""
+    """Drops each query's own row and keeps `k` others; without `own_Q`, keeps all."""
     if own_Q is None:
         yield from ranking_Q
         return
@@ -155,7 +154,7 @@ def _drop_rows(
 def _rank(
     index: Index, texts: list[str], k: int, own_Q: Sequence[int | None] | None = None
 ) -> tuple[Iterator[RowScores], Seconds]:
-    """Ranks the passages for each text, but for the row of each in `own_Q`."""
+    """Ranks the passages for each text, except its row in `own_Q`."""
     if k < 1:
         raise UserError(f"{k} passages to find: expected at least 1")
     n_own = 0 if own_Q is None else 1
@@ -175,7 +174,7 @@ def _rank(
 
 
 def _count_empty(lexical_Q: Iterable[RowScores]) -> Iterator[RowScores]:
-    """Passes rankings of BM25 on, and warns at the end of those that are empty."""
+    """Passes on rankings of BM25, and at the end warns of empty ones."""
     n_empty = n_queries = 0
     for ranking in lexical_Q:
         n_queries += 1
@@ -192,7 +191,7 @@ def _count_empty(lexical_Q: Iterable[RowScores]) -> Iterator[RowScores]:
 def _rank_by_vectors(
     index: OpenIndex, texts: list[str], k: int
 ) -> tuple[Iterator[RowScores], Seconds]:
-    """Encodes all queries, and then searches for some at a time, as their results are asked for."""
+    """Encodes all queries, then searches for some at a time, as their results are consumed."""
     start = time.perf_counter()
     vectors_QxD = _encode_queries(index.model, texts)
     require_finite(vectors_QxD, "the query", texts, _OVERFLOW)
@@ -208,7 +207,7 @@ def _rank_by_vectors(
 
 
 def _timed(ranking_Q: Iterator[RowScores], seconds: Seconds, step: str) -> Iterator[RowScores]:
-    """Passes rankings on, and adds up how long they took to make."""
+    """Passes on rankings, and adds up the seconds for making them."""
     seconds[step] = 0.0
     while True:
         start = time.perf_counter()
@@ -230,7 +229,7 @@ def _encode_queries(model: "SentenceTransformer", texts: list[str]) -> np.ndarra
 
 
 def _to_ranking(scores_K: np.ndarray, rows_K: np.ndarray) -> RowScores:
-    # faiss orders equal scores arbitrarily, depending on the shards, and fills up with row -1.
+    # faiss orders ties arbitrarily, depending on the shards, and pads with row -1.
     order_K = np.lexsort((rows_K, -scores_K))
     order_K = order_K[rows_K[order_K] >= 0]
     return dict(zip(rows_K[order_K].tolist(), scores_K[order_K].tolist(), strict=True))

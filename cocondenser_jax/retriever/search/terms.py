@@ -1,10 +1,9 @@
-"""Cuts texts into the terms that BM25 counts, in the way of their language.
+"""Splits texts into the terms that BM25 counts, depending on the language.
 
-Terms are words in lower case, without stop words and without endings; a single letter or digit is a
-word, as in Lucene. Scripts that put no spaces
-between words are cut into pairs of neighboring characters, as Lucene cuts Chinese and Japanese; a
-character that stands alone is a term of its own. This does not depend on the language: a collection
-may hold several.
+Terms are stemmed lower-case words without stop words; as in Lucene, a single letter or digit is a
+word. Scripts without spaces between words are split into pairs of adjacent characters, as Lucene
+does for Chinese and Japanese; an isolated character is a term. This does not depend on the
+language, since a collection may contain several.
 """
 
 import functools
@@ -21,17 +20,17 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.search.import_bm25s import import_bm25s
 
 LANGUAGE = "english"
-NO_LANGUAGE = "none"  # words as they are
+NO_LANGUAGE = "none"  # words unchanged
 
-# The stemmer and the stop words that are not named like their language, and variants of others.
+# Stemmers and stop words with other names than their language, and variants of languages.
 _STEMMERS = {"english": "porter"}
 _STOP_WORDS = {"english": "en"}
 _VARIANTS = {"porter", "dutch_porter", "en", "en_plus"}
 
-# A single letter beside an apostrophe, as in it's, don't and l'eau, is the rest of a word.
+# A single letter next to an apostrophe, as in it's, don't and l'eau, is not a word.
 _ASCII_WORD = re.compile(r"\w\w+|(?<!\w')[^\W_](?!'\w)")
-# A word, or a run of an unspaced script. Marks belong to words, such as the vowels of Hindi and
-# Thai, which are not in re's \w.
+# A word, or a run of an unspaced script. Words include marks, such as the vowels of Hindi and Thai,
+# which re's \w does not match.
 _WORD = regex.compile(
     rf"""(?V1x)
       [[\p{{L}}\p{{N}}_]--[{UNSPACED_BLOCKS}]] [[\p{{L}}\p{{M}}\p{{N}}_]--[{UNSPACED_BLOCKS}]]+
@@ -44,9 +43,9 @@ _OTHER_WIDTH = re.compile(r"[\uFF00-\uFFEF]+")  # Unicode's block of half and fu
 
 
 def term_finder(language: str) -> Callable[[str], list[str]]:
-    """Returns the function from a text to its terms, in the order of the text.
+    """Returns a function from a text to its terms, in the order of the text.
 
-    It remembers the stem of every word that it meets.
+    It caches the stem of every word.
 
     Args:
       language: one of `languages()`. English has Porter's stemmer (Program, 1980).
@@ -59,14 +58,14 @@ def term_finder(language: str) -> Callable[[str], list[str]]:
 
 
 def require_language(language: str) -> None:
-    """Raises a UserError, with all languages, for one that is unknown."""
+    """Raises a UserError for an unknown language; the message lists all known ones."""
     if language not in languages():
         raise UserError(f"language {language!r}: expected one of {', '.join(languages())}")
 
 
 @functools.cache
 def languages() -> tuple[str, ...]:
-    """Returns the languages that Snowball has a stemmer or bm25s stop words for, and "none"."""
+    """Returns all languages with a Snowball stemmer or stop words in bm25s, and "none"."""
     names = {*Stemmer.algorithms(), *_stop_words()} - _VARIANTS
     return (*sorted(names), NO_LANGUAGE)
 
@@ -86,7 +85,7 @@ def _stemmer(language: str) -> Callable[[str], str]:
 
 
 def _words(text: str, lower: Callable[[str], str]) -> list[str]:
-    """Returns the words of a text in lower case, and the pairs of characters of unspaced runs."""
+    """Returns a text's lower-case words, and pairs of characters in unspaced scripts."""
     if text.isascii():
         return _ASCII_WORD.findall(lower(text))
     words = []
@@ -99,17 +98,17 @@ def _words(text: str, lower: Callable[[str], str]) -> list[str]:
 
 
 def _normalize(text: str) -> str:
-    """Gives a character one code: composed with its accents, and of the usual width."""
+    """Normalizes characters: composed with their accents, and of the usual width."""
     text = _OTHER_WIDTH.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     return unicodedata.normalize("NFC", text).replace("İ", "i")  # its lower case is two characters
 
 
 def _lower_turkish(text: str) -> str:
-    """Returns a text in lower case, where I is the capital of the letter without a dot."""
+    """Lower-cases a Turkish text, in which I is the capital of the dotless ı."""
     return text.replace("I", "\N{LATIN SMALL LETTER DOTLESS I}").lower()
 
 
 def _pairs(run: str) -> list[str]:
-    """Returns each two neighbors, with their marks, or the only character."""
+    """Returns all pairs of adjacent characters, with their marks, or the only character."""
     characters = _CHARACTER.findall(run)
     return [left + right for left, right in pairwise(characters)] or characters

@@ -92,4 +92,4 @@ def test_what_a_person_has_judged_is_not_written_over(tmp_path, caplog):
     write_to_judge(folder, PASSAGES, {"q0": "a query"}, [first])
     assert (folder / FORM).read_text() == before
     assert read_queries(folder) == {"q1": "another"}
-    assert f"{folder} is kept, because lines of it have scores" in caplog.text
+    assert f"{folder} is kept, because some of its lines have scores" in caplog.text

@@ -153,7 +153,7 @@ def test_vectors_of_another_size_than_the_folder_says_are_refused(model_folder, 
     (config,) = folder.glob("*Pooling/config.json")
     for said in (16, 64):
         config.write_text(json.dumps({"word_embedding_dimension": said}))
-        with pytest.raises(UserError, match=f"vectors of 32 numbers, and its files say {said}"):
+        with pytest.raises(UserError, match=f"vectors of 32 dimensions, and its files say {said}"):
             models.load_retriever(folder)
 
 

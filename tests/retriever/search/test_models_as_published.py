@@ -91,7 +91,7 @@ def test_a_prompt_that_is_taken_away_is_found_under_no_other_name(as_published, 
 
 def test_more_dimensions_than_a_vector_has_are_refused(as_published):
     folder = as_published(SILENT)
-    with pytest.raises(UserError, match="makes vectors of 32 numbers: cannot keep 33"):
+    with pytest.raises(UserError, match="makes vectors of 32 dimensions: cannot keep 33"):
         models.load_retriever(folder, given=Given(dimensions=33))
 
 

@@ -76,7 +76,7 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
         build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
     with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
         build_index(embeddings, tmp_path / "index", factory="PQ8")
-    with pytest.raises(UserError, match="'PQ5' for vectors of 32 numbers"):
+    with pytest.raises(UserError, match="'PQ5' for vectors of 32 dimensions"):
         build_index(embeddings, tmp_path / "index", factory="PQ5")
     with pytest.raises(UserError, match="'IDMap,Flat' takes no vectors by themselves"):
         build_index(embeddings, tmp_path / "index", factory="IDMap,Flat")

@@ -321,7 +321,7 @@ def test_vectors_of_several_sizes_are_trained_and_the_first_is_kept(model_folder
         ({"data.batch_size": 25}, "has 24 rows to train on: too few .*batch_size=25"),
         ({"loss.name": "soft_labels"}, "config.loss.name is soft_labels: expected config.loss.t"),
         ({"model.passage_length": 65}, "passage_length=65: expected 3 to 64"),
-        ({"loss.sizes": (64, 8)}, "makes vectors of 32 numbers: cannot keep 64"),
+        ({"loss.sizes": (64, 8)}, "makes vectors of 32 dimensions: cannot keep 64"),
         ({"loss.sizes": (8, 16)}, r"config.loss.sizes is \[8, 16\]; expected the largest first"),
         ({"loss.sizes": (8, 8)}, r"config.loss.sizes is \[8, 8\]; expected the largest first"),
         ({"loss.teacher_run": __file__}, "but config.loss.name is 'contrastive'"),

@@ -50,7 +50,7 @@ def read_passages(source: str | Path, *, numbered: bool) -> Iterator[Passage]:
 
     Passages without title and text are kept, since judgments may name them, and counted in a
     warning. Passages without ids get their line or row number, after the file's path if there are
-    several files; the log says so. A document's URL in a table is put before its title, so
+    several files, which the log reports. A document's URL in a table is put before its title, so
     encoders read URL, title, body: the order of arXiv 2007.00808 and arXiv 2101.08751, which put
     separators between them.
 

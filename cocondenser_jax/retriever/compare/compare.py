@@ -1,8 +1,8 @@
-"""Which model, and fused with BM25 or not: published models on one's own queries, untrained.
+"""Compares published models, alone and fused with BM25, on the user's queries.
 
-Every ranking is tested against the best one. Where nothing is judged, the queries on which the
-rankings differ most are written, to be judged. `comparison.py` says what the folder holds; here it
-also has report.html and, of the latter, to_judge/.
+Every ranking is tested against the best one. Without judgments, a form for the queries on which the
+rankings differ most is written instead. `comparison.py` describes the folder, which here also
+contains report.html and the form, to_judge/.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,12 +52,12 @@ from cocondenser_jax.retriever.data.trec import read_run
 
 
 def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
-    """Compares BM25 and models as they are published, alone and fused; resumes an earlier call.
+    """Compares BM25 and published models, alone and fused; resumes an earlier call.
 
     Args:
-      workdir: see `comparison`.
-      trial: the texts and, where there are some, the judgments, and what is computed.
-      models: folders or hub names.
+      workdir: the folder described in `comparison`.
+      trial: passages, queries, judgments if there are any, and metrics.
+      models: folders or names on the Hub.
     """
     require_not_read(trial.passages, workdir)
     named = name_models(models)
@@ -95,7 +95,7 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
 def _compare_unjudged(
     workdir: Path, trial: Trial, models: Mapping[str, ModelFolder]
 ) -> Differences:
-    """Ranks by all, and writes the queries on which the rankings differ most, to be judged."""
+    """Ranks by all models, and writes a form for the queries on which the rankings differ most."""
     queries = read_queries(trial.data)
     rankings = [
         each._replace(first=first_of(read_run(each.source), queries))
@@ -120,9 +120,9 @@ def _compare_unjudged(
 
 
 def name_models(models: Sequence[str]) -> dict[str, str]:
-    """Names models by the ends of their paths, as short as they differ; returns name → model.
+    """Names models by the shortest distinct ends of their paths; returns name → model.
 
-    The names of their rankings differ too, also where a model's folder is called BM25.
+    The names of their rankings are distinct, too, even if a model's folder is called BM25.
     """
     if not models:
         raise UserError("expected a model to compare with BM25")
@@ -140,7 +140,7 @@ def name_models(models: Sequence[str]) -> dict[str, str]:
 
 
 def find_rival(rankings: Sequence[Ranking]) -> tuple[Ranking, Ranking]:
-    """Returns the best ranking, against which all are tested, and the best by other vectors."""
+    """Returns the best ranking, and the best ranking of another model (or BM25)."""
     (best,) = [each for each in rankings if not each.tests]
     others = [each for each in rankings if each.model != best.model]
     return best, max(others, key=lambda each: each.score)

@@ -3,15 +3,15 @@
 The folder of a comparison:
 
     DIR/started.json    the collection, by its checksums, and the settings
-    DIR/queries.jsonl   the queries that are ranked, where nothing is judged
-    DIR/bm25.trec       what BM25 finds
-    DIR/models/NAME/    of each model: started.json, embeddings/, dense.trec, and fused.trec, which
-                        is dense.trec fused with bm25.trec
+    DIR/queries.jsonl   the ranked queries, without judgments
+    DIR/bm25.trec       the ranking of BM25
+    DIR/models/NAME/    for each model: started.json, embeddings/, dense.trec, and fused.trec
+                        (dense.trec fused with bm25.trec)
     DIR/results.json    the rows of the table
-    DIR/seconds.json    how long each result took, interruptions included
+    DIR/seconds.json    seconds that each result took, interruptions included
 
-What exists is not made again. Another model may be added to the folder later. So may judgments and
-queries: the rankings are then made again, of the same vectors.
+Existing parts are not made again. Models may be added later; so may judgments and queries, for
+which rankings are made again from the same vectors.
 """
 
 import logging
@@ -44,25 +44,25 @@ from cocondenser_jax.retriever.search.terms import LANGUAGE
 logger = logging.getLogger(__name__)
 
 BM25 = "BM25"
-_ALL_JUDGED = 0.98  # of the first ten; vectors in another precision may find another one
+_ALL_JUDGED = 0.98  # share of the first ten; another precision may find another passage
 FUSION: Method = "min_max"  # with BM25; ahead of rrf in docs/results.md, "Hybrid search"
 
 
 class Outcome(NamedTuple):
-    """What a command that compares ends with."""
+    """The result of a command that compares rankings."""
 
-    table: list[list[str]]  # the heads first; nothing where nothing was compared
+    table: list[list[str]]  # the header first; [] if nothing was compared
     summary: str  # a line that starts with "BEST: " or "VERDICT: "
-    search: list[str]  # the flags of `search` for the best row; none where it cannot be searched
+    search: list[str]  # flags of `search` for the best row; [] if it cannot be searched
 
 
 def rank_by_all(workdir: Path, trial: Trial, models: Mapping[str, ModelFolder]) -> list[Ranking]:
     """Ranks by BM25 and by each model, alone and fused with BM25.
 
     Args:
-      workdir: the head of this file says what it will hold. Its lock is the caller's.
-      trial: what `start_comparison` returned.
-      models: by their names in the table.
+      workdir: the folder described at the top of this file, locked by the caller.
+      trial: the result of `start_comparison`.
+      models: the models by their names in the table.
     """
     bm25 = rank_by_bm25(workdir, trial)
     rankings = [bm25]
@@ -78,15 +78,15 @@ def compare_models(
     baselines: Collection[str] = (),
     trained: Mapping[str, float] = {},
 ) -> list[Ranking]:
-    """Ranks by BM25 and by each model, alone and fused with BM25, and evaluates all.
+    """Ranks by BM25 and by each model, alone and fused with BM25, and evaluates all rankings.
 
     Args:
       workdir: see `rank_by_all`.
       trial: see `rank_by_all`.
       models: see `rank_by_all`.
-      baselines: names of models. All rankings are tested against the best one of BM25 and of these;
-        (): against the best one of all.
-      trained: how many seconds it took to train some of the models, by their names.
+      baselines: names of models. All rankings are tested against the best one of BM25 and these
+        models; (): against the best one of all.
+      trained: seconds of training, by name, of models that were trained.
     """
     rankings = [
         each._replace(seconds=each.seconds + trained.get(each.model, 0.0))
@@ -102,13 +102,13 @@ def compare_models(
 
 
 def search_flags(workdir: Path, trial: Trial, best: Ranking, model: str) -> list[str]:
-    """Returns what makes `search` rank as a ranking of a comparison does.
+    """Returns the flags with which `search` reproduces a ranking of a comparison.
 
     Args:
-      workdir: of the comparison.
-      trial: of the comparison.
+      workdir: the comparison's folder.
+      trial: the comparison's trial.
       best: the ranking.
-      model: the folder or name of the model by whose vectors it is, unless it is that of BM25.
+      model: the folder or name of the ranking's model; unused for BM25.
     """
     language = [] if trial.language == LANGUAGE else [f"--language={trial.language}"]
     if not best.model:
@@ -120,7 +120,7 @@ def search_flags(workdir: Path, trial: Trial, best: Ranking, model: str) -> list
 
 
 def changes_between(trial: Trial, before: Ranking, after: Ranking) -> Changes:
-    """Finds what changes for the queries from one ranking to another."""
+    """Returns the changes from one ranking to another, by query."""
     queries, qrels = read_split(trial.data, trial.split)
     return find_changes(before, after, Judged(trial.metrics[0], qrels, queries, trial.passages))
 
@@ -129,9 +129,9 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
     """Evaluates rankings by judgments.
 
     Args:
-      trial: where the judgments are, and what is computed of them.
-      rankings: what `rank_by_all` returned, or others.
-      texts: of the passages.
+      trial: the judgments and metrics.
+      rankings: the rankings, such as those of `rank_by_all`.
+      texts: returns the passages' texts by id.
     """
     _, qrels = read_split(trial.data, trial.split)
     ignore = trial.ignore_identical_ids
@@ -148,9 +148,9 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
 
 
 def _warn_of_unjudged(rankings: Sequence[Ranking], qrels: Qrels) -> None:
-    """Warns of rankings whose first passages were not all judged, where those of another were.
+    """Warns of rankings with unjudged first passages if those of another ranking are all judged.
 
-    What is not judged counts as not relevant, so such a ranking may be better than its metrics.
+    Unjudged passages count as not relevant, so such a ranking may be better than its metrics.
     """
     shares = {}
     for ranking in rankings:
@@ -169,19 +169,19 @@ def _warn_of_unjudged(rankings: Sequence[Ranking], qrels: Qrels) -> None:
 
 
 def embeddings_of(workdir: Path, model: str) -> Path:
-    """Returns where a comparison keeps the vectors of a model, by its name."""
+    """Returns the folder of a model's vectors in a comparison."""
     return workdir / "models" / model / "embeddings"
 
 
 def _rank_by_model(
     workdir: Path, trial: Trial, name: str, model: ModelFolder, bm25: Path
 ) -> list[Ranking]:
-    """Makes, once, the rankings by a model's vectors, alone and fused with BM25."""
+    """Makes the rankings of a model, alone and fused with BM25, if they are missing."""
     embeddings = embeddings_of(workdir, name)
     folder = embeddings.parent
     start_or_compare(folder / STARTED, {"model": model.sha256()})
     dense = folder / "dense.trec"
-    if not dense.exists():  # timed by itself: other queries are searched for by the same vectors
+    if not dense.exists():  # timed separately, since other queries may use the same vectors
         with timed(workdir, embeddings):
             encode_corpus(Encoding(model), trial.passages, embeddings)
         if read_manifest(embeddings).corpus_sha256 != trial.passages_sha256:
@@ -209,7 +209,7 @@ def _fuse(bm25: Path, dense: Path, out: Path) -> None:
 
 
 def rank_by_bm25(workdir: Path, trial: Trial) -> Ranking:
-    """Makes, once, the ranking of BM25."""
+    """Makes the ranking of BM25 if it is missing."""
     source = make_once(workdir, workdir / "bm25.trec", _write_bm25_run, trial)
     return Ranking(BM25, source, seconds=seconds_of(workdir, [source]))
 
@@ -226,6 +226,6 @@ def _write_bm25_run(trial: Trial, out: Path) -> None:
 
 
 def rank_by_vectors(index: Path, model: ModelFolder, trial: Trial, out: Path) -> None:
-    """Writes what the vectors of an index, or of embeddings, find for the queries."""
+    """Writes the ranking by the vectors of an index or of embeddings."""
     asked = read_asked(trial.data, trial.ranked_split)
     retrieve(open_index(index, model), asked, out, ignore_identical_ids=trial.ignore_identical_ids)

@@ -1,4 +1,4 @@
-"""What rankings are compared on: found to be possible before any work, and then begun."""
+"""The data and settings of a comparison, checked before any work."""
 
 import hashlib
 import json
@@ -40,43 +40,43 @@ METRICS = ("nDCG@10", "MRR@10", "Recall@100")
 
 
 class QueryLog(NamedTuple):
-    """What is known of a query log, which may be long and is read once."""
+    """Facts of a query log, which may be long and is read once."""
 
-    n_queries: int  # that differ
-    sha256: str  # of these
-    drawn: dict[str, str]  # id → text, those that are ranked
+    n_queries: int  # distinct queries
+    sha256: str  # of the distinct queries
+    drawn: dict[str, str]  # id → text, of the queries to rank
 
 
 class Trial(NamedTuple):
-    """What rankings are compared on, and by."""
+    """The data and settings of a comparison."""
 
     data: Path  # the folder of passages, queries and judgments; or queries alone
-    split: str = SPLIT  # whose judgments are used
+    split: str = SPLIT  # of the judgments
     metrics: tuple[str, ...] = METRICS  # see `evaluate_run`; the first decides
     language: str = LANGUAGE  # of BM25's terms, see `terms.languages`
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
     corpus: str | Path | None = None  # see `folder.searched_passages`
-    log: QueryLog | None = None  # of `data`, whatever the split, where nothing is judged
-    passages_sha256: str = ""  # of the passages that `check_trial` has read
+    log: QueryLog | None = None  # of all queries in `data`, without judgments
+    passages_sha256: str = ""  # of the passages, set by `check_trial`
 
     @property
     def is_judged(self) -> bool:
-        """Whether rankings are compared by judgments."""
+        """Whether there are judgments."""
         return self.log is None
 
     @property
     def passages(self) -> str | Path:
-        """What `read_corpus` reads."""
+        """The source of the passages, see `read_corpus`."""
         return searched_passages(self.data, self.corpus)
 
     @property
     def ranked_split(self) -> str | None:
-        """The split whose queries are ranked; None: all."""
+        """The split of the ranked queries; None: all queries."""
         return self.split if self.is_judged else None
 
 
 def with_first(metric: str | None) -> tuple[str, ...]:
-    """Returns the metrics of a comparison that is decided by one of them, or by another."""
+    """Returns the metrics of a comparison with `metric` first."""
     if metric is None:
         return METRICS
     metric = metric_name(metric)
@@ -85,17 +85,17 @@ def with_first(metric: str | None) -> tuple[str, ...]:
 
 
 def check_trial(trial: Trial) -> Trial:
-    """Raises a UserError for what a comparison would fail at, before any work.
+    """Raises a UserError for all that would make a comparison fail, before any work.
 
     Returns:
-      The trial with what was read of its passages. It is not judged where `data` has no judgments
-      at all, and no other split than SPLIT is asked for.
+      The trial with the passages' checksum. It has a query log if `data` has no judgments at all
+      and the split is SPLIT.
     """
     for metric in trial.metrics:
         parse_metric(metric)
     if is_unjudged(trial.data) and trial.split == SPLIT:
         trial = trial._replace(log=_check_unjudged(trial))
-        require_language(trial.language)  # loads bm25s, which a missing file need not wait for
+        require_language(trial.language)  # after the files, since it loads bm25s
         return trial._replace(passages_sha256=survey_passages(trial.passages).sha256)
     _, qrels = read_split(trial.data, trial.split)
     if len(qrels) < 2:
@@ -109,7 +109,7 @@ def check_trial(trial: Trial) -> Trial:
 
 
 def _check_unjudged(trial: Trial) -> QueryLog:
-    """Reads a query log; raises a UserError where there is none to compare by, or for its flags."""
+    """Reads a query log; raises a UserError for an unusable one or for a metric."""
     queries = read_log(trial.data)
     if trial.metrics != METRICS:
         raise UserError(
@@ -120,7 +120,7 @@ def _check_unjudged(trial: Trial) -> QueryLog:
 
 
 def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
-    """Raises a UserError if a collection has no passage that is judged relevant; counts those."""
+    """Counts the relevant passages in a collection; raises a UserError if there are none."""
     relevant = relevant_passages(qrels)
     survey = survey_passages(trial.passages, relevant)
     n_found = survey.n_wanted
@@ -142,14 +142,14 @@ def start_comparison(workdir: Path, trial: Trial) -> Trial:
     """Starts the folder of a comparison, or continues it.
 
     Args:
-      workdir: see `comparison`.
-      trial: what `check_trial` returned.
+      workdir: the folder described in `comparison`.
+      trial: the result of `check_trial`.
 
     Returns:
-      The trial by the queries that are ranked.
+      The trial with the queries to rank.
 
     Raises:
-      UserError: also if the folder was started on other passages.
+      UserError: also if the folder was started with other passages.
     """
     started = {
         "data": {"corpus": trial.passages_sha256, **_asked_sha256(trial)},
@@ -162,7 +162,7 @@ def start_comparison(workdir: Path, trial: Trial) -> Trial:
 
 
 def _asked_sha256(trial: Trial) -> dict[str, str | None]:
-    """Returns the checksums of judgments and queries."""
+    """Returns the SHA-256 of judgments and queries."""
     if trial.log is not None:
         return {"judgments": None, "queries": trial.log.sha256}
     files = (judgments_file(trial.data, trial.split), queries_file(trial.data, trial.split))
@@ -183,13 +183,13 @@ def _start_on_queries(workdir: Path, started: Mapping[str, Any]) -> None:
 
 
 def _with_drawn(workdir: Path, trial: Trial, log: QueryLog) -> Trial:
-    """Writes the queries that are ranked where nothing is judged; returns the trial by them."""
+    """Writes the ranked queries of a log; returns the trial with these queries."""
     drawn = make_once(workdir, workdir / DRAWN, _write_drawn, log.drawn)
     return trial._replace(data=drawn, corpus=trial.passages)
 
 
 def queries_note(trial: Trial) -> list[str]:
-    """Says how many queries of a log are ranked, where they are not all."""
+    """Returns the number of ranked queries in words, unless all queries of a log are ranked."""
     n_queries = 0 if trial.log is None else trial.log.n_queries
     if n_queries <= N_DRAWN:
         return []

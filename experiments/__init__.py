@@ -1,1 +1,1 @@
-"""Our own studies: what no paper printed, measured on the CPUs of docs/results.md."""
+"""Our own studies, beyond the papers' tables, measured on the CPUs of docs/results.md."""

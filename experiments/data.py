@@ -1,4 +1,4 @@
-"""What no command of the studies makes, and where people get it; and what the quickstart makes."""
+"""Inputs of the studies that no command makes, with their sources; and the quickstart's results."""
 
 from papers.steps import Step, within
 

@@ -1,10 +1,12 @@
 """The papers' design: does each of their claims hold, all else equal?
 
-A base learns MLM, as BERT did. From it go on A1 by MLM and A2 by Condenser, and from A2 A3 by the
-contrastive loss alone and A4 by coCondenser, each over as many tokens, with the papers' losses, its
-best rate and its own seeds. All are fine-tuned alike and search the text that they were trained on.
-A `study` is a .yaml file: its `protocol` has the numbers, and was written before the first arm ran.
-`design` is for a CPU, `design_gpu` for a GPU that is lent for minutes (parts.py).
+A base is trained by MLM, like BERT. A1 (MLM) and A2 (Condenser) continue from the base, A3 (the
+contrastive loss alone) and A4 (coCondenser) from A2. Each arm sees the same number of tokens, with
+the papers' losses, its best learning rate and its own seeds. All are fine-tuned in the same way and
+search the text that they were trained on.
+
+A `study` is a .yaml file with a `protocol` of all numbers, written before the first arm ran.
+`design` is for a CPU, `design_gpu` for a GPU that is available for minutes (parts.py).
 """
 
 import functools
@@ -26,7 +28,7 @@ Rate = float | Best
 
 
 class Run(NamedTuple):
-    """What was found for the questions of a split, and the folder of their judgments."""
+    """The results for the questions of a split, and the folder of their judgments."""
 
     step: Step
     data: Step
@@ -34,7 +36,7 @@ class Run(NamedTuple):
 
 
 def protocol(study: str) -> dict[str, Any]:
-    """Returns the numbers of a study."""
+    """Returns the protocol of a study."""
     found: dict[str, Any] = load_files(Path(__file__).parent)[study]["protocol"]
     return found
 
@@ -43,7 +45,7 @@ def protocol(study: str) -> dict[str, Any]:
 
 
 def store(study: str) -> Step:
-    """The token store of the articles, by a vocabulary of their own."""
+    """The token store of the articles, with a vocabulary learned from them."""
     text = protocol(study)["text"]
     out = f"$WORK/{study}/tokenizer"
     vocabulary = commands.words(
@@ -59,7 +61,7 @@ def store(study: str) -> Step:
 
 
 def questions_of(study: str, part: str) -> Step:
-    """BoolQ with some training questions held out as `dev`: `all` of it, or `dev` alone."""
+    """BoolQ with some training questions held out as `dev`: `all` splits, or only `dev`."""
     of = protocol(study)["questions"]
     out = f"$WORK/{study}/questions"
     command = commands.words(
@@ -95,7 +97,7 @@ def _pretraining(study: str, of: dict[str, Any], seed: int, rate: Rate) -> Setti
 
 
 def base_model(study: str) -> Step:
-    """MLM from random parameters, in one run or two; no model where it has learned too little."""
+    """The base: MLM from random parameters, in one or two runs; fails if it learned too little."""
     of = protocol(study)["base"]
     out = f"$WORK/{study}/base"
     settings = _pretraining(study, of, of["seed"], of["rate"])
@@ -115,7 +117,7 @@ def base_model(study: str) -> Step:
 
 
 def _first_model(study: str) -> Step:
-    """What a base that takes two runs continues from."""
+    """The first of two runs of the base."""
     of = protocol(study)["base"]
     out = f"$WORK/{study}/first"
     settings = _pretraining(study, {**of, **of["first"]}, of["seed"], of["first"]["rate"])
@@ -123,21 +125,21 @@ def _first_model(study: str) -> Step:
 
 
 def base(study: str = "design") -> Step:
-    """Measures what the base has learned."""
+    """Measures the base's held-out loss."""
     model = base_model(study)
     return Step(f"{model.out}.json", needs=[model])
 
 
-@functools.cache  # an arm is the start of others, and tried for each row
+@functools.cache  # an arm is the start of others, and requested for each row
 def pretrained(study: str, arm: str, seed: int) -> Step:
-    """An arm after all of its steps, at the rate that is best on dev."""
+    """An arm after all of its steps, at the best rate on dev."""
     of = protocol(study)["arm"]
     rate = Best({rate: _pilot(study, arm, rate) for rate in of["rates"]}, "MRR@10", "$RATE")
     return _trained(study, arm, (of["steps"], seed, rate), f"$WORK/{study}/{arm}-{seed}")
 
 
 def _pilot(study: str, arm: str, rate: float) -> Step:
-    """Measures on dev an arm of fewer steps, at a rate."""
+    """Measures an arm with fewer steps, at a given rate, on dev."""
     steps = protocol(study)["arm"]["pilot_steps"]
     out = f"$WORK/{study}/pilots/{arm}-{rate}"
     most = max(protocol(study)["finetuning"])
@@ -145,7 +147,7 @@ def _pilot(study: str, arm: str, rate: float) -> Step:
 
 
 def _trained(study: str, arm: str, length: tuple[int, int, Rate], out: str) -> Step:
-    """An arm after some steps, with a seed and at a rate."""
+    """An arm after some steps, with a given seed and rate."""
     steps, seed, rate = length
     of = lookup(protocol(study)["arms"], arm, "arm")
     is_first = of["start"] == "base"
@@ -164,19 +166,19 @@ def _trained(study: str, arm: str, length: tuple[int, int, Rate], out: str) -> S
 
 
 def finetuned(arm: str, questions: int, seed: int, study: str = "design") -> Run:
-    """The run of an arm that was fine-tuned on some questions, with settings that suit the base."""
+    """The run of a fine-tuned arm, with the best settings for the base."""
     tuned = _tuned(study, pretrained(study, arm, seed), questions, seed)
     return _searched(study, tuned, "all", "test")
 
 
 def untuned(arm: str, seed: int, study: str = "design") -> Run:
-    """The run of an arm as it is."""
+    """The run of an arm without fine-tuning."""
     model = pretrained(study, arm, seed)
     return _searched_by(study, (model, model.out, f"{model.out}.untuned"), "all", "test")
 
 
 def _tuned(study: str, model: Step, questions: int, seed: int) -> Step:
-    """A retriever; epochs and rate are the best on dev of the base."""
+    """A fine-tuned retriever, with the base's best epochs and rate on dev."""
     rate = _best_rate(study, questions)
     of = protocol(study)["finetuning"][questions]["epochs"]
     tried = {n: _tried(study, questions, rate, n) for n in of}
@@ -193,7 +195,7 @@ def _best_rate(study: str, questions: int) -> Best:
 
 
 def _tried(study: str, questions: int, rate: Rate, epochs: int) -> Step:
-    """Measures the base on dev after fine-tuning with some settings."""
+    """Measures the base on dev after fine-tuning with given settings."""
     model = base_model(study)
     shown = "best" if isinstance(rate, Best) else rate
     out = f"{model.out}.{questions}-{shown}-{epochs}"
@@ -203,7 +205,7 @@ def _tried(study: str, questions: int, rate: Rate, epochs: int) -> Step:
 def _fine_tuned(
     study: str, model: Step, drawn: tuple[int, int], chosen: tuple[Rate, int | Best], out: str
 ) -> Step:
-    """A retriever: a number of questions drawn by a seed, and a rate and a number of epochs."""
+    """A retriever, fine-tuned on questions drawn by a seed, with a given rate and epochs."""
     (questions, seed), (rate, epochs) = drawn, chosen
     data, negatives = questions_of(study, "all"), _negatives(study)
     settings: Settings = {
@@ -225,7 +227,7 @@ def _fine_tuned(
     )
 
 
-# ---- what is searched, and how it is measured ----
+# ---- search and metrics ----
 
 
 def _searched(study: str, retriever: Step, part: str, split: str) -> Run:
@@ -234,7 +236,7 @@ def _searched(study: str, retriever: Step, part: str, split: str) -> Run:
 
 
 def _searched_by(study: str, names: tuple[Step, str, str], part: str, split: str) -> Run:
-    """The run of a split over all passages of a part; names: a step, its model, what is made."""
+    """The run of a split over all passages of a part; `names`: a step, its model, the result."""
     need, model, out = names
     data = questions_of(study, part)
     vectors = f"{out}/{split}.embeddings"
@@ -280,7 +282,7 @@ def measured(run: Run) -> Step:
 
 
 def planned(name: str, study: str = "design") -> Step:
-    """A planned test; all are made at once."""
+    """A planned test; one command makes all of them."""
     of, seeds = protocol(study)["tests"], protocol(study)["arm"]["seeds"]
     results = {
         (arm, n): [measured(finetuned(arm, n, seed, study)) for seed in seeds]

@@ -1,9 +1,9 @@
-"""Holds out training questions, to choose settings by, and passages to search for them.
+"""Holds out training questions for choosing settings, and passages to search for them.
 
   python -m experiments.held_questions --data=boolq --questions=500 --passages=20000 --out=O
 
-O/all is the data folder with the held questions in the split `dev` instead of `train`. O/dev has
-these alone, and of the passages those that answer them and others, drawn at random.
+O/all is the data folder with the held-out questions in the split `dev` instead of `train`. O/dev
+contains only these questions, the passages that answer them, and a random sample of others.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from cocondenser_jax.files.whole import new_folder
 from cocondenser_jax.retriever.data.folder import corpus_file, read_corpus, read_split
 from cocondenser_jax.retriever.data.trec import Qrels
 
-SEED = 0  # of what is drawn
+SEED = 0  # of the samples
 
 
 def hold_out(data: Path, n_questions: int, n_passages: int, out: Path) -> None:
-    """Writes both folders; see the head of this file.
+    """Writes both folders, described at the top of this file.
 
     Raises:
-      UserError: if there are no more questions to train on, or fewer passages, than asked for.
+      UserError: if no training questions would be left, or there are fewer passages than requested.
     """
     asked, train = read_split(data, "train")
     tested, test = read_split(data, "test")

@@ -1,9 +1,10 @@
-"""Has a network learned more of held-out text than how frequent each token is? Else: status 2.
+"""Checks that a network predicts held-out text better than token frequencies do.
 
   python -m experiments.learned --run=runs/base --store=stores/wiki --least=1.5 --json_out=OUT
 
-Compares the last MLM loss of a run's probe with the cross-entropy of the same masked tokens by the
-token frequencies of the store, which a new network starts from.
+Compares the last MLM loss of a run's probe with the cross-entropy of the same masked tokens under
+the store's token frequencies, with which a new network starts. The exit status is 2 if the network
+is not better by --least.
 """
 
 import argparse
@@ -23,7 +24,7 @@ _PROBED = "probe/mlm_loss"
 
 
 def held_out_losses(run: Path, store: Path) -> dict[str, float]:
-    """Returns, in nats per token, the run's held-out MLM loss and that of the frequencies.
+    """Returns the held-out MLM loss of the run and that of the frequencies, in nats per token.
 
     Raises:
       UserError: if the run's probe measured no MLM loss.
@@ -50,10 +51,10 @@ def held_out_losses(run: Path, store: Path) -> dict[str, float]:
 
 
 def require_learned(run: Path, store: Path, least: float) -> dict[str, float]:
-    """Returns the losses and by how much the first is lower; at least `least` nats.
+    """Returns both losses and their difference.
 
     Raises:
-      UserError: if it is not.
+      UserError: if the difference is less than `least` nats.
     """
     losses = held_out_losses(run, store)
     below = losses["frequencies"] - losses["MLM loss"]

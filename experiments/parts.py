@@ -1,11 +1,11 @@
-"""Runs a table on a machine that is lent for minutes: a part takes what the last one left.
+"""Runs a table in parts, on machines that are available for minutes.
 
   python -m experiments.parts design_gpu/arms --state=state.tar --minutes=12 --data=data
 
-Each part may be on another, empty machine. It unpacks the state, if there is one, runs steps of the
-table until the minutes are over, and replaces the state: the results so far, and the models that
-steps still need, their parameters in float16. A step that the end comes upon is run again by the
-next part. Text is not in the state: what lies in --workdir is used, else it is made of --data.
+Each part may run on another, empty machine. It unpacks the state, if there is one, runs steps of
+the table until the time is over, and replaces the state: the results so far, and the models that
+later steps need, with parameters in float16. A step that does not finish in time is repeated by the
+next part. Text is not in the state: it is taken from --workdir or made from --data.
 """
 
 import argparse
@@ -37,14 +37,14 @@ from papers.steps import (
 )
 from papers.tables import goals_of, load_tables
 
-Execute = Callable[[Command, float], int]  # with the seconds that are left
+Execute = Callable[[Command, float], int]  # takes the remaining seconds
 _TRAINING = ("pretrain", "finetune")
 
 
 def run_part(wanted: Sequence[Step], folders: Folders, seconds: float, run: Execute) -> int:
-    """Runs steps until all are finished or the seconds are over; returns how many are left.
+    """Runs steps until all are finished or the time is over; returns the number of steps left.
 
-    `run` raises a TimeoutExpired for a command that takes longer than it is given.
+    `run` raises a TimeoutExpired for a command that takes longer than its limit.
     """
     end = time.monotonic() + seconds
 
@@ -62,9 +62,9 @@ def run_part(wanted: Sequence[Step], folders: Folders, seconds: float, run: Exec
 
 
 def pack(wanted: Sequence[Step], folders: Folders, state: Path, *others: Path) -> None:
-    """Writes a tar file of what the next part needs, and of some other files."""
+    """Writes a tar file with the inputs of the next part and some other files."""
     kept = finished(wanted, folders)
-    # What is temporary is too large, and made again.
+    # Temporary results are too large, and are made again.
     results = (path for path, step in kept.items() if not step.is_temporary)
     files = [*others, *(path for path in results if path.suffix == ".json")]
     for path, step in kept.items():
@@ -79,15 +79,15 @@ def pack(wanted: Sequence[Step], folders: Folders, state: Path, *others: Path) -
 
 
 def unpack(state: Path, work: Path) -> None:
-    """Puts what `pack` wrote into a working folder, but for what lies there already.
+    """Unpacks a file of `pack` into a working folder, except for existing files.
 
     Raises:
-      UserError: if it is no such file.
+      UserError: if it is not a file of `pack`.
     """
     try:
         with tarfile.open(state) as archive:
             for entry in archive.getmembers():
-                # Refuses what would leave the folder.
+                # Refuses entries outside of the folder.
                 content = archive.extractfile(tarfile.data_filter(entry, str(work)))
                 target = work / entry.name
                 if content and not target.exists():
@@ -98,7 +98,7 @@ def unpack(state: Path, work: Path) -> None:
 
 
 def _cast(file: Path, content: bytes, old: npt.DTypeLike, new: npt.DTypeLike) -> bytes:
-    """Returns a file's content, parameters as other floats."""
+    """Returns a file's content, with parameters in another float format."""
     if file.suffix != ".safetensors":
         return content
     tensors = load(content)
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None, run: Execute = execute) -> None
         require_protocol(given.table, folders)
         try:
             n_left = run_part(wanted, folders, given.minutes * 60, run)
-        finally:  # also what was made before a command failed
+        finally:  # also after a failed command
             pack(wanted, folders, given.state, *protocol_file(given.table, folders))
     except Refused:
         parser.exit(2)

@@ -1,11 +1,11 @@
-"""Tests differences between arms that were planned before any was measured.
+"""Tests differences between arms, as planned before any was measured.
 
   python -m experiments.planned --metric=MRR@10 --out=FOLDER \
     --test=A2-A1-100 --arm=A2-0.json,A2-1.json --other=A1-0.json,A1-1.json
 
-A test has a name, the results of one arm by seed, and those of the other, as `evaluate` wrote them;
-the three flags may be repeated together. FOLDER/NAME.json gets the difference of the means with its
-95 % interval, and p, corrected for the number of tests (Holm).
+A test has a name and the results of two arms, with one file of `evaluate` for each seed; the three
+flags may be repeated together. FOLDER/NAME.json receives the difference of the means with its 95 %
+interval, and p, corrected for the number of tests (Holm).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from papers.tables import average_seeds
 
 
 class Planned(NamedTuple):
-    """Two arms to compare, each by its results."""
+    """Two arms to compare, with the results of each."""
 
     name: str
     arm: Sequence[Mapping[str, Any]]

@@ -1,8 +1,7 @@
-"""What pre-training on the passages to be searched adds for real questions.
+"""The effect of pre-training on the searched passages, for human-written questions.
 
-Without labels, to an already trained model, all-MiniLM-L6-v2: every pre-training reads 28,800
-spans, those of contrastive and coCondenser in pairs. From scratch on Wikipedia, with 100 and 2,000
-labels.
+Without labels, for a trained model, all-MiniLM-L6-v2: every pre-training reads 28,800 spans, in
+pairs for contrastive and coCondenser. From scratch on Wikipedia, with 100 and 2,000 labels.
 """
 
 from experiments import tuned
@@ -20,12 +19,12 @@ def bm25() -> Step:
 
 
 def cls() -> Step:
-    """The run of the CLS vector as it is."""
+    """The run of the published model's CLS vector."""
     return tuned.untuned_run("boolq", BOOLQ, "cls", 128, precision="float32")
 
 
 def mean() -> Step:
-    """The run of the model as published, by mean pooling."""
+    """The run of the published model, with mean pooling."""
     return _run("mean", MINILM)
 
 

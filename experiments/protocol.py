@@ -1,8 +1,8 @@
-"""The protocol of a study that was written down before it ran, and its checksum.
+"""The protocol of a study, fixed before it ran, and its checksum.
 
-A .yaml file of experiments/ may declare a `protocol`. Every row of its tables that was measured
-names the protocol's checksum, and so does the working folder. Where either names another one,
-nothing is added: what was measured by different rules cannot stand in one table.
+A .yaml file of experiments/ may declare a `protocol`. Every measured row of its tables records the
+protocol's checksum, and so does the working folder. If either records another one, nothing is
+added, since results of different protocols must not share a table.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ def require_protocol(table: str, folders: Folders, folder: Path = FOLDER) -> Non
     """Records the protocol of a table's file in the working folder; refuses another one.
 
     Args:
-      table: its name, such as `design/arms`; tables of files without a protocol pass.
-      folders: `design/protocol.json` in the working folder has what was begun by.
-      folder: of the .yaml files.
+      table: the table's name, such as `design/arms`; tables without a protocol pass.
+      folders: the working folder records the protocol in, for example, `design/protocol.json`.
+      folder: the folder of the .yaml files.
 
     Raises:
-      UserError: if a row, or what lies in the working folder, was measured by another protocol.
+      UserError: if a row or the working folder records another protocol.
     """
     study = table.partition("/")[0]
     content = load_files(folder)[study]
@@ -53,7 +53,7 @@ def require_protocol(table: str, folders: Folders, folder: Path = FOLDER) -> Non
 
 
 def protocol_file(table: str, folders: Folders) -> list[Path]:
-    """Returns the file of the protocol that a table's working folder was begun by, if any."""
+    """Returns the file that records the protocol of a table's working folder, if any."""
     file = _file(table.partition("/")[0], folders)
     return [file] if file.exists() else []
 

@@ -1,11 +1,11 @@
-"""Repeat one of our own studies, or a row of it, and compare with what we measured.
+"""Repeat one of our own studies, or a row of it, and compare with our measurements.
 
   python -m experiments.reproduce --list
   python -m experiments.reproduce ours/quickstart --row=contrastive --dry_run
 
-The .yaml files beside this one hold the tables of docs/results.md and docs/log.md, like those of
-papers/. Their rows name functions of the modules below. What is in past/ was measured by programs
-that are gone.
+The .yaml files in this folder contain the tables of docs/results.md and docs/log.md, like those in
+papers/. Their rows name functions of the modules below. The tables in past/ were measured by
+programs that have been removed.
 """
 
 from collections.abc import Sequence

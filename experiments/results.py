@@ -1,4 +1,4 @@
-"""Puts the tables of what we measured between their marks in docs/results.md and docs/log.md.
+"""Writes the tables of our measurements between their marks in docs/results.md and docs/log.md.
 
 python -m experiments.results
 """
@@ -14,21 +14,21 @@ from papers.tables import Table, load_tables
 
 MAIN_METRIC = "nDCG@10"
 MAIN_P = f"p {MAIN_METRIC}"
-# Tables of one metric, shown as one under a name of their own.
+# Tables of one metric that are shown as one table, under another name.
 TOGETHER = {
     "questions": [f"questions/{name}" for name in ("cosqa", "lisa", "med", "scifact")],
     "adapted": [f"proof/adapt-{name}" for name in ("docstrings", "scifact", "boolq", "vaswani")],
 }
-PAST = Path(__file__).parent / "past"  # tables whose recipes are gone
+PAST = Path(__file__).parent / "past"  # tables without recipes
 _NO_COLUMNS = ("recipe", "with", "seeds", "against", "measured", "protocol")
 
 
 def measured(table: Table) -> Rows:
-    """Returns the measurements of a table as rows, each metric a column, with its deviation if any.
+    """Returns the measurements of a table as rows, with a column for each metric.
 
-    What else stands in a row, such as its seconds, follows; `p METRIC` is corrected for the number
-    of tests in the table (Holm). A table with nDCG@10 shows the p of that metric alone. A figure of
-    None was not measured.
+    Metrics come with their standard deviation, if any, and are followed by the row's other values,
+    such as seconds. `p METRIC` is corrected for the number of tests in the table (Holm). A table
+    with nDCG@10 shows only the p of that metric. None means not measured.
     """
     corrected = _corrected(table)
     shown = {test: format_p(p, len(corrected)) for test, p in corrected.items()}
@@ -66,10 +66,10 @@ def _corrected(table: Table) -> dict[tuple[str, str], float]:
 
 
 def side_by_side(tables: Iterable[Table]) -> Rows:
-    """Returns the main metric of several tables, a column each, with a star where a row differs.
+    """Returns the main metric of several tables, one per column, with stars.
 
-    A table is of one collection, whose name its title begins with, and has one row that the others
-    are compared with. A star is a corrected p below 0.05.
+    Each table is for one collection, with whose name its title begins, and has one row that all
+    others are compared with. A star marks a corrected p below 0.05.
     """
     rows: dict[str, dict[str, str]] = {}
     for table in tables:
@@ -89,12 +89,12 @@ def _figure(value: float | None) -> str:
 
 
 def all_tables() -> dict[str, Table]:
-    """Reads the tables that recipes repeat, and those of the past."""
+    """Reads the tables with recipes, and those in past/."""
     return load_tables(EXPERIMENTS.folder) | load_tables(PAST)
 
 
 def all_rows() -> dict[str, Rows]:
-    """Returns the rows of every table that a page may show, by its name."""
+    """Returns the rows of all tables that a page may show, by table name."""
     tables = all_tables()
     together = {
         name: side_by_side(tables[each] for each in names) for name, names in TOGETHER.items()

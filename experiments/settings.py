@@ -1,6 +1,6 @@
-"""The quickstart's settings, one changed at a time.
+"""Variants of the quickstart, with one changed setting each.
 
-A recipe makes the folder of a retriever; `on_dev` and `on_test` measure it.
+A recipe makes a retriever; `on_dev` and `on_test` measure it.
 """
 
 from experiments.data import DOCSTRINGS, QUICKSTART
@@ -16,7 +16,7 @@ N_WORDS = 8192  # of the vocabulary
 FORMER_RATE = 0.001  # of stage 1
 
 
-# ---- both stages, with one setting changed ----
+# ---- both stages, with one changed setting ----
 
 
 def quickstart(words: int = N_WORDS, rate: float = FORMER_RATE, late: bool = True) -> Step:
@@ -39,7 +39,7 @@ def fine_tuned(rate: str, epochs: int = 1) -> Step:
 
 
 def contrastive() -> Step:
-    """The retriever after the contrastive loss alone, for as many steps as both stages have."""
+    """The retriever after the contrastive loss alone, for the steps of both stages."""
     out = "$WORK/settings/contrastive"
     settings: Settings = {
         "data.store": STORE.out,
@@ -91,7 +91,7 @@ def _stage2(words: int, rate: float, late: bool) -> Step:
 
 
 def _finetuned(model: Step, settings: Settings | None = None) -> Step:
-    """The folder of the retriever that the quickstart makes of a model."""
+    """The retriever that the quickstart fine-tunes from a model."""
     out = f"{model.out}.tuned"
     inputs: Settings = {"model.folder": model.out, "data.folder": DOCSTRINGS.out}
     command = commands.finetune(
@@ -100,7 +100,7 @@ def _finetuned(model: Step, settings: Settings | None = None) -> Step:
     return within(Step(out, [command], needs=[DOCSTRINGS, model], done="retriever"), "retriever")
 
 
-# ---- how they are measured ----
+# ---- measurements ----
 
 
 def on_dev(retriever: Step) -> Step:
@@ -109,7 +109,7 @@ def on_dev(retriever: Step) -> Step:
 
 
 def on_test(retriever: Step) -> Step:
-    """Measures it on the test queries; vectors that exist are kept."""
+    """Measures a retriever on the test queries; existing vectors are kept."""
     return _measured(retriever, "test")
 
 

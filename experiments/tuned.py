@@ -15,7 +15,7 @@ BFLOAT16 = "--precision=bfloat16"
 
 
 class Task(NamedTuple):
-    """A collection, how long models are fine-tuned on it, and how many passages are reranked."""
+    """A collection, with its epochs of fine-tuning and its number of reranked passages."""
 
     name: str
     data: Step
@@ -39,7 +39,7 @@ def _both(run: Callable[[Task], Step]) -> Both:
     return Both(run(SCIFACT_TASK), run(BOOLQ_TASK))
 
 
-# ---- what ranks ----
+# ---- rankings ----
 
 
 def bm25() -> Both:
@@ -55,14 +55,14 @@ def bm25_run(name: str, data: Step, split: str) -> Step:
 
 
 def untuned(pooling: str, length: int) -> Both:
-    """MiniLM as published, by mean pooling or CLS."""
+    """The published MiniLM, with mean or CLS pooling."""
     return _both(
         lambda task: untuned_run(task.name, task.data, pooling, length, precision="bfloat16")
     )
 
 
 def untuned_run(name: str, data: Step, pooling: str, length: int, precision: str) -> Step:
-    """The run of MiniLM as published, or of its CLS vector with inner products."""
+    """The run of the published MiniLM, or of its CLS vector with inner products."""
     out = f"$WORK/tuned/{name}/{pooling}-{length}-{precision}.test.trec"
     embeddings = f"{out}.embeddings"
     encoding = [f"--pooling={pooling}", f"--max_length={length}", f"--precision={precision}"]
@@ -79,12 +79,12 @@ def untuned_run(name: str, data: Step, pooling: str, length: int, precision: str
 
 
 def round1() -> Both:
-    """Round 1: BM25's negatives."""
+    """Round 1, with negatives from BM25."""
     return _both(lambda task: run_of(_round1(task), task.data))
 
 
 def round2() -> Both:
-    """Round 2: mined negatives too."""
+    """Round 2, with mined negatives, too."""
     return _both(lambda task: run_of(_round2(task), task.data))
 
 
@@ -98,17 +98,17 @@ def hard_batches() -> Both:
 
 
 def soft_labels() -> Both:
-    """Round 2, taught by the scores of a cross-encoder."""
+    """Round 2, distilled from the scores of a cross-encoder."""
     return _both(lambda task: run_of(_taught(task), task.data))
 
 
 def bm25_reranked() -> Both:
-    """The first passages of BM25, ranked by a cross-encoder."""
+    """The first passages of BM25, reranked by a cross-encoder."""
     return _both(lambda task: _reranked(task, "lexical", bm25_run(task.name, task.data, "test")))
 
 
 def round2_reranked() -> Both:
-    """The first passages of round 2, ranked by a cross-encoder."""
+    """The first passages of round 2, reranked by a cross-encoder."""
     return _both(lambda task: _reranked(task, "tuned_run", run_of(_round2(task), task.data)))
 
 
@@ -118,7 +118,7 @@ def all_by_bm25() -> Step:
 
 
 def all_by_round2() -> Step:
-    """Round 2 on all of them."""
+    """Round 2 on all paragraphs of BoolQ's articles."""
     retriever = _round2(BOOLQ_TASK)
     model = f"{retriever.out}/retriever"
     out = "$WORK/tuned/boolq/all.test.trec"
@@ -130,7 +130,7 @@ def all_by_round2() -> Step:
     return Step(out, [encode, retrieve], needs=[retriever, BOOLQ_ALL])
 
 
-# ---- how it is trained ----
+# ---- training ----
 
 
 def _round1(task: Task) -> Step:
@@ -202,7 +202,7 @@ def _teacher(task: Task) -> Step:
     return Step(out, [command], needs=[judge, task.data, pool])
 
 
-# ---- how it is measured ----
+# ---- measurements ----
 
 
 def run_of(retriever: Step, data: Step, split: str = "test", precision: str = "bfloat16") -> Step:
@@ -225,17 +225,17 @@ def _reranked(task: Task, name: str, run: Step) -> Step:
 
 
 def scifact(runs: Both) -> Step:
-    """Measures what ranks on SciFact's test queries."""
+    """Measures rankings of SciFact's test queries."""
     return measured(runs.scifact, SCIFACT)
 
 
 def boolq(runs: Both) -> Step:
-    """Measures it on BoolQ's test questions."""
+    """Measures rankings of BoolQ's test questions."""
     return measured(runs.boolq, BOOLQ)
 
 
 def all_boolq(run: Step) -> Step:
-    """Measures a run of all paragraphs."""
+    """Measures a run over all paragraphs."""
     return measured(run, BOOLQ_ALL)
 
 

@@ -77,8 +77,9 @@ def test_spans_are_cls_tokens_sep_padding(store):
         assert (row[n:] == store.pad_id).all()
         assert not np.isin(row[1 : n - 1], store.special_ids).any()
         assert len(set(row[1 : n - 1].tolist())) == 1  # tokens of one document only
-    positions = batch.masked_positions_SxM[batch.weights_SxM > 0]
-    assert positions.min() >= 1
+    positions, is_used = batch.masked_positions_SxM, batch.weights_SxM > 0
+    assert positions[is_used].min() >= 1
+    assert set(positions[~is_used].tolist()) == {0}  # the bag of words restores what is masked
 
 
 def test_pairs_are_two_spans_of_one_document_and_documents_differ(store):

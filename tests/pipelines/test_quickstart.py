@@ -266,6 +266,8 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     for name in ("build_store", "pretrain_model", "finetune", "encode_corpus"):
         monkeypatch.setattr(module, name, pytest.fail)
     monkeypatch.setattr(comparison, "write_bm25_run", pytest.fail)
+    announced = []
+    monkeypatch.setattr(module, "_announce", lambda workdir, step: announced.append(step))
     # As a kill between these two would leave it, but for the index.
     (finished.workdir / "test.trec").unlink()
     retriever = finished.workdir / "retriever"
@@ -274,6 +276,7 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     assert (retriever / "modules.json").is_file()
     for old, new in zip(finished.rows, again, strict=True):
         assert old.record() | {"seconds": 0.0} == new.record() | {"seconds": 0.0}
+    assert announced == [*module.STEPS]
 
 
 def test_passages_are_encoded_in_float32_on_every_machine(finished, tmp_path, monkeypatch):

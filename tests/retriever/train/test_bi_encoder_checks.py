@@ -15,6 +15,7 @@ from tests.world import change_settings
         ({"loss.teacher_run": "none", "loss.name": "soft_labels"}, "loss.teacher_run is 'none'"),
         ({"eval.run": "none", "eval.every": 1}, "eval.run is 'none': there is no such file"),
         ({"eval.every": 1}, "no judgments of split 'dev'"),
+        ({"eval.run": __file__}, r"eval.run is '.*\.py', but config.eval.every is 0: expected"),
         ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
         ({"model.query_length": 65}, "^config.model.query_length=65: expected 3 to 64"),
     ],

@@ -19,7 +19,7 @@ from cocondenser_jax.retriever.compare.rankings import find_lead
 from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
 from cocondenser_jax.retriever.data.ranking import evaluate_run
-from cocondenser_jax.retriever.data.significance import compare
+from cocondenser_jax.retriever.data.significance import LEAST_P, compare
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search.fuse import fuse_runs
 from tests.world import comparison_of, ranked, write_qrels, write_retriever
@@ -327,6 +327,9 @@ def test_the_rival_of_the_best_is_by_other_vectors():
             "a + BM25 has the highest m, 0.800; b has 0.600: difference +0.200 (95 %: +0.100 to"
             f" +0.300), p {p}; 100 queries show differences of 0.14 and more"
         )
+    # None of 10,000 assignments is as extreme: a bound, times the number of tests.
+    rows[3] = rows[3]._replace(tests={"m": comparison_of(LEAST_P, -0.2, 0.6)})
+    assert find_lead(rows, best, rows[3]).line().endswith(" | p ≤ 0.0006")
     # Seen from the one that was tested.
     seen = find_lead(rows, rows[1], best)
     assert seen.line().startswith("m | a 0.7000, a + BM25 0.8000 | -0.1000 (")

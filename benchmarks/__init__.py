@@ -1,1 +1,1 @@
-"""One program for each measurement: see README.md beside this file."""
+"""One program for each measurement, described in README.md."""

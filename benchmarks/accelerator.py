@@ -1,19 +1,19 @@
-"""All that is worth measuring on a GPU or a TPU: `make bench-gpu`, `make bench-tpu`.
+"""All measurements on a GPU or a TPU: `make bench-gpu`, `make bench-tpu`.
 
   python -m benchmarks.accelerator gpu --json_out=benchmarks/results/gpu.json
   python -m benchmarks.accelerator tpu --json_out=benchmarks/results/tpu.json
 
-In this order, each part in a process of its own, and its rows written when they are there:
+In this order, each part in its own process; rows are written as they come:
 
   peak          the fastest of several large matrix products, one on each device
   step          stage 2 with BERT-base and 2,048 documents, by chunk size, over all devices
-  PyTorch       on a GPU: the same in plain PyTorch (`benchmarks.step`), as it is and compiled
+  PyTorch       on a GPU: the same in plain PyTorch (`benchmarks.step`), plain and compiled
   exactness     the gradient by chunks against the one of a single pass, in float32
   encode        passages per second: in JAX; on a GPU also in PyTorch, and sentence-transformers
   pretraining   coCondenser from scratch on the docstrings of this machine, with the probe
 
-A row says how many devices it is for; a rate is that of all of them together, memory that of one.
-Text and weights are made here: the docstrings of installed packages, and random numbers.
+A row records the number of devices; rates are totals over all devices, memory is that of one.
+Texts are the docstrings of installed packages; weights are random.
 """
 
 import argparse
@@ -47,7 +47,7 @@ Row = dict[str, Any]
 
 
 class Machine(NamedTuple):
-    """What JAX computes on."""
+    """The devices of JAX."""
 
     platform: str  # cpu, gpu or tpu
     n_devices: int
@@ -55,7 +55,7 @@ class Machine(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """What is measured, and how much of it."""
+    """The sizes of the measurements."""
 
     platform: str
     parts: tuple[str, ...]
@@ -91,8 +91,8 @@ GPU = Scale(
     seconds=150.0,
     pretraining_steps=5_000,
 )
-# PyTorch has no part in a TPU. A core of a v3 has memory for chunks of 128 spans, and compiling a
-# step takes minutes, which count as pre-training too.
+# A TPU has no PyTorch part. A v3 core has memory for chunks of 128 spans; compiling a step takes
+# minutes, which are part of the pre-training time.
 TPU = GPU._replace(
     platform="tpu",
     parts=("peak", "step", "exactness", "encode", "pretraining"),
@@ -119,7 +119,7 @@ TINY: dict[str, Any] = {
 
 
 def machine() -> Machine:
-    """Returns what JAX computes on."""
+    """Returns the devices of JAX."""
     import jax
 
     devices = jax.local_devices()
@@ -129,7 +129,7 @@ def machine() -> Machine:
 
 
 def peak(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Times matrix products on all devices, and names them."""
+    """Times matrix multiplications on all devices."""
     flops = alone(matmul_flops, scale.matrix, dtype, scale.n_devices)
     setting = f"{scale.matrix} x {scale.matrix}, {dtype}"
     yield _row("peak", setting, scale.n_devices, "FLOP/s", flops)
@@ -137,7 +137,7 @@ def peak(scale: Scale, dtype: str) -> Iterator[Row]:
 
 
 def step(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Times our training step over all devices, at each chunk size that they have spans for."""
+    """Times our training step over all devices, for each chunk size up to a device's spans."""
     n_spans = 2 * scale.size.documents // scale.n_devices
     side = partial(flax_side, n_devices=scale.n_devices, width=scale.matrix)
     for chunk_size in sorted({min(chunk_size, n_spans) for chunk_size in scale.chunk_sizes}):
@@ -146,7 +146,7 @@ def step(scale: Scale, dtype: str) -> Iterator[Row]:
 
 
 def plain_pytorch(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Times plain PyTorch at the chunk size of `scale`, as it is and compiled on a GPU."""
+    """Times plain PyTorch at the chunk size of `scale`, and compiled PyTorch on a GPU."""
     yield from _side("PyTorch", torch_side, scale.size, dtype, scale.steps)
     if alone(machine).platform == "gpu":
         compiled = partial(torch_side, compiled=True)
@@ -156,7 +156,7 @@ def plain_pytorch(scale: Scale, dtype: str) -> Iterator[Row]:
 def _side(
     part: str, side: Callable[..., Any], size: Size, dtype: str, steps: int, n_devices: int = 1
 ) -> Iterator[Row]:
-    """Times a side; where it fails, such as for lack of memory, the others may still be timed."""
+    """Times one side; a failure, such as for lack of memory, becomes a row."""
     setting = f"chunks of {size.chunk_size}, {dtype}"
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +175,7 @@ def _side(
 
 
 def exactness(scale: Scale, _: str) -> Iterator[Row]:
-    """Compares the gradient of two passes, and of XLA's attention, with that of one pass."""
+    """Compares the gradients of two passes and of XLA's attention with that of one pass."""
     size = scale.size._replace(documents=scale.exact_documents)
     for setting, changes in (
         ("float32, chunks", {"chunk_size": size.documents // 2}),
@@ -185,7 +185,7 @@ def exactness(scale: Scale, _: str) -> Iterator[Row]:
 
 
 def gradient_error(size: Size, changes: dict[str, Any]) -> float:
-    """Returns |g - g'| / |g'| of the gradients with changed settings and by one pass."""
+    """Returns |g - g'| / |g'|, where g has changed settings and g' is by one pass."""
     import jax
     import optax
 
@@ -221,7 +221,7 @@ def encode(scale: Scale, dtype: str) -> Iterator[Row]:
 
 
 def _write_encoder(folder: Path, scale: Scale) -> None:
-    """Writes `model`, random with a vocabulary of the docstrings, and passages of them."""
+    """Writes a random `model` with a vocabulary of the docstrings, and passages from them."""
     from cocondenser_jax.corpus.pydocs import read_docstrings
     from cocondenser_jax.corpus.tokenizer import save_tokenizer, train_tokenizer
 
@@ -234,7 +234,7 @@ def _write_encoder(folder: Path, scale: Scale) -> None:
 
 
 def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
-    """Returns the seconds of encoding the passages of a folder a second time, `n_rows` at once."""
+    """Returns the seconds for encoding a folder's passages a second time, `n_rows` at once."""
     import torch
 
     from cocondenser_jax.flax_encoder import run_in_flax
@@ -268,7 +268,7 @@ def encode_seconds(folder: Path, side: str, dtype: str, n_rows: int) -> float:
 
 
 def pretraining(scale: Scale, dtype: str) -> Iterator[Row]:
-    """Pre-trains from scratch for some minutes, and reads the log."""
+    """Pre-trains from scratch for some minutes and reads the log."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         command = [sys.executable, "-m", "cocondenser_jax.cli"]
@@ -291,7 +291,7 @@ def pretraining(scale: Scale, dtype: str) -> Iterator[Row]:
 
 
 def run_for(command: list[str], seconds: float) -> None:
-    """Runs a command, and ends it by SIGTERM after some seconds; raises where it fails before."""
+    """Runs a command and ends it by SIGTERM after some seconds; raises if it fails earlier."""
     with subprocess.Popen(command) as process:
         try:
             status = process.wait(seconds)
@@ -347,7 +347,7 @@ PARTS: dict[str, Callable[[Scale, str], Any]] = {
 
 
 def measure(parts: list[str], scale: Scale, dtype: str, json_out: Path | None) -> list[Row]:
-    """Runs some parts, and writes what there is after each row; a part that fails is a row too."""
+    """Runs some parts, and writes all rows after each new one; a failed part is a row, too."""
     rows: list[Row] = []
 
     def keep(row: Row) -> None:

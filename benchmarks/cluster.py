@@ -1,10 +1,10 @@
-"""`corpus` and `encode` in tasks: one and two workers, and the cost of the engine where it is idle.
+"""Times `corpus` and `encode` in tasks: one and two workers, and the overhead for little work.
 
-Each row is one command, by wall time from its start to its end, medians of the rounds, in which the
-sides take turns; a worker has one thread. The corpus is the docstrings of this machine, several
-times over with a number in each (duplicates would be dropped), in 16 files; `small corpus` is 200
-of them. `encode` reads some of them cut to 64 tokens, with a model of all-MiniLM-L6-v2's size. Run
-it on two idle cores:
+Each row is the wall time of one whole command, the median of several rounds with alternating sides;
+a worker has one thread. The corpus consists of several copies of this machine's docstrings, with a
+number in each (duplicates would be dropped), in 16 files; `small corpus` is 200 of them. `encode`
+reads some of them, truncated to 64 tokens, with a model of all-MiniLM-L6-v2's size. Run it on two
+idle cores:
 
   python -m benchmarks.cluster --json_out=benchmarks/results/cluster.json
 """

@@ -1,4 +1,4 @@
-"""Text, a tokenizer and a store for the benchmarks: the docstrings of the installed packages."""
+"""Texts, a tokenizer and a store for the benchmarks, from the docstrings of installed packages."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Building a store: tokens per second, against the tokenizer alone on the same texts.
+"""Building a store: tokens per second, compared with the tokenizer alone on the same texts.
 
 python -m benchmarks.corpus --json_out=benchmarks/results/corpus.json
 """
@@ -27,7 +27,7 @@ def main() -> None:
     texts = docstrings()
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_tokenizer(texts, Path(temporary) / "tokenizer")
-        # One for each round: a tokenizer remembers the words that it has tokenized.
+        # One for each round, since a tokenizer caches words.
         tokenizers = [load_tokenizer(str(folder)) for _ in range(arguments.rounds)]
     documents = [Document(str(i), text) for i, text in enumerate(texts)]
     ours, raw = [], []

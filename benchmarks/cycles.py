@@ -1,12 +1,11 @@
-"""A training step compiled for a TPU: what devices communicate, and libtpu's estimate of its time.
+"""Communication and estimated time of a training step, compiled for a TPU by libtpu.
 
 python -m benchmarks.cycles --config=configs/cocondenser.py --topology=v3-8 [--config.KEY=VALUE ...]
 
-First come its collectives, with their bytes, and its transfers to or from the host. Then the time
-of a step where all chunks have the full length, of one where all are short, of the ten most
-expensive operations of the first, and, where the experiment names its store, of a step of its
-chunks. The text that is read is that of libtpu 0.0.42; only programs of one version can be
-compared.
+Prints the step's collectives with their bytes, and its transfers to or from the host. Then the time
+of a step with all chunks at full length, of one with short chunks, of the ten most expensive
+operations of the former and, if the experiment names its store, of a step with the store's chunks.
+The parsed text is that of libtpu 0.0.42; only programs of one version are comparable.
 """
 
 import argparse
@@ -72,7 +71,7 @@ def describe_exchange(compiled_text: str) -> list[str]:
 
 
 def host_transfers(compiled_text: str) -> int:
-    """Returns how many instructions of a compiled program exchange data with the host."""
+    """Returns the number of instructions of a compiled program that transfer data with the host."""
     operations = r" (?:infeed|outfeed|send|recv|send-start|recv-start)\("
     calls = r'custom_call_target="[^"]*(?:[Hh]ost|callback)[^"]*"'
     return len(re.findall(f"{operations}|{calls}", compiled_text))
@@ -84,7 +83,7 @@ def show(name: str, cycles: float, clock: int) -> None:
 
 
 def fraction_of_full_chunks(experiment: Experiment, store: Path, n_devices: int) -> float:
-    """Returns the fraction of the chunks of a store's first batch that have the full length."""
+    """Returns the fraction of chunks with the full length in a store's first batch."""
     spec = experiment.batches
     n_local = spec.n_rows // n_devices
     chunk_size = experiment.step.loss.chunk_size or n_local
@@ -96,10 +95,9 @@ def fraction_of_full_chunks(experiment: Experiment, store: Path, n_devices: int)
 def estimated_cycles(compiled_text: str, choose: Callable[..., Counter[str]] = max) -> Counter[str]:
     """Returns the cycles of a core by operation.
 
-    An operation is named by its pass and its place in the network, summed over layers. The body of
-    a `lax.scan` counts as often as it runs; of the branches of a conditional, `choose` takes one:
-    `max` the most expensive, or `min`. Gathers, scatters, sorts and asynchronous copies have no
-    estimate.
+    Operations are named by pass and place in the network, and summed over layers. The body of a
+    `lax.scan` counts as often as it runs; `choose` selects a branch of a conditional, by default
+    the most expensive. Gathers, scatters, sorts and asynchronous copies have no estimate.
     """
     computations: dict[str, list[str]] = {}
     for line in compiled_text.splitlines():
@@ -127,7 +125,7 @@ def estimated_cycles(compiled_text: str, choose: Callable[..., Counter[str]] = m
 
 
 def _operation(line: str) -> str:
-    """Names the pass and the modules that an instruction comes from, without its primitive."""
+    """Returns the pass and the modules of an instruction, without its primitive."""
     match = re.search(r'op_name="([^"]*)/', line)
     around, _, inside = (match[1] if match else "").partition("Condenser")
     if not inside:
@@ -141,7 +139,7 @@ def _operation(line: str) -> str:
 
 
 def chunk_lengths(batch: Batch, n_devices: int, n_chunks: int) -> np.ndarray:
-    """Returns the number of columns that each chunk of a batch on all devices is computed with."""
+    """Returns the number of columns with which each chunk of a batch is computed."""
 
     def length(chunk: tuple) -> jax.Array:
         return jnp.int32(chunk[0].input_ids_SxL.shape[1])

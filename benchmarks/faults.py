@@ -1,4 +1,4 @@
-"""Small faults, and the tests that should notice them: what mutmut changes, without the noise."""
+"""Mutants of the package, by mutmut's operators without noise, and the tests for them."""
 
 import difflib
 import hashlib
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import libcst as cst
 from mutmut.mutation.mutators import mutation_operators
 
-# Changed texts are no faults, and a value that became None betrays itself.
+# Changed texts are not faults, and a value replaced by None fails everywhere.
 OPERATORS_LEFT_OUT = {"operator_string", "operator_dict_arguments", "operator_assignment"}
 NODES_LEFT_OUT = cst.Annotation, cst.Decorator, cst.Parameters, cst.Assert, cst.Raise
 CALLS_LEFT_OUT = re.compile(r"logger\.\w+|print|isinstance|cast|warnings\.warn")
@@ -49,7 +49,7 @@ TESTS = {
 
 
 class Mutant(NamedTuple):
-    """A file with a fault in it."""
+    """A file with a fault."""
 
     key: str  # hash of the file's name, of the code before and after, and of the seed
     path: str
@@ -59,7 +59,7 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What stays when lines are added above."""
+        """The name, which does not depend on line numbers."""
         return f"{self.path}: {self.change}"
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Mutant(NamedTuple):
 
 
 def sample(root: Path, module: str, n: int, seed: int) -> list[Mutant]:
-    """Draws `n` faults of a module, by hash: a change elsewhere leaves the sample as it is."""
+    """Draws `n` faults of a module by hash, so that changes elsewhere preserve the sample."""
     faults = []
     folder = root / "cocondenser_jax" / module
     for path in sorted(folder.glob("*.py")) or [folder.with_suffix(".py")]:
@@ -84,7 +84,7 @@ def sample(root: Path, module: str, n: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(root: Path, path: str) -> list[str]:
-    """Names the test file of the same name, or those of the module that import the file."""
+    """Returns the test file of the same name, or the module's test files that import the file."""
     if tests := TESTS.get(path.removeprefix("cocondenser_jax/")):
         return tests
     module, _, name = path.removesuffix(".py").partition("/")[2].rpartition("/")
@@ -116,7 +116,7 @@ def _mutant(key: str, name: str, tree: cst.Module, node: cst.CSTNode, new: cst.C
 
 
 class _Places(cst.CSTVisitor):
-    """Collects what may be replaced by what."""
+    """Collects possible replacements."""
 
     def __init__(self) -> None:
         self.replacements: list[tuple[cst.CSTNode, cst.CSTNode]] = []

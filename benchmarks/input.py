@@ -1,7 +1,7 @@
 """The input pipeline: spans per second of sampling, masking and batching, on one thread.
 
-Compared with a loop over tokens, as collators usually do the same work: join word pieces into
-words, shuffle them, mask until 15 % are masked, token by token.
+Compared with a loop over tokens, as in usual collators: join word pieces into words, shuffle them,
+and mask token by token until 15 % are masked.
 
   python -m benchmarks.input --json_out=benchmarks/results/input.json
   python -m benchmarks.input --store=stores/wiki

@@ -1,10 +1,10 @@
-"""What takes the time of a training step on a GPU: its kernels, traced, by part of the network.
+"""Time of a training step on a GPU by part of the network, from a trace of its kernels.
 
   python -m benchmarks.kernels --json_out=benchmarks/results/kernels.json
 
 BERT-base's stage 2, without dropout, in bfloat16. CUDA graphs are off, so that each kernel keeps
-the name of what it computes; the step is a few percent slower for it. A row has the milliseconds of
-matrix products and of all other kernels, a step.
+its name, which makes the step a few percent slower. A row has the milliseconds per step of matrix
+products and of all other kernels.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks.results import report
 from benchmarks.step import Size, alone, ready_step, write_model
 
-# The first that the place of a kernel in the Python program matches, as JAX names it.
+# Patterns for JAX's name of a kernel's place in the program; the first match counts.
 PARTS = {
     "feed-forward": r"_feed_forward",
     "attention, scores and weights": r"bnhq,bnhl->bnql|bnql,bnhl->bnhq|"
@@ -35,7 +35,7 @@ N_STEPS = 2  # traced
 
 
 class Kernel(NamedTuple):
-    """All runs of a kernel for one instruction of the program."""
+    """All executions of a kernel for one instruction of the program."""
 
     instruction: str
     name: str  # of the kernel
@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
 
 
 def main() -> None:
-    """Traces some steps, and prints a row for each part."""
+    """Traces some steps and prints a row for each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=512, help="default: %(default)s")
     parser.add_argument("--chunk_size", type=int, default=128, help="default: %(default)s")

@@ -1,14 +1,14 @@
-"""A training step compiled for a GPU: what it launches, and what that writes.
+"""Launches of a training step compiled for a GPU, and the bytes that they write.
 
 python -m benchmarks.launches --config=configs/cocondenser.py --topology=h100-1 \
   [--attention | --layer] [--config.KEY=VALUE ...]
 
-A line for each kind of launch of a step, and one for each pass over a chunk of the full length:
-its launches, the gigabytes that they write, and those of them that are attention's square arrays
-(scores, weights, dropout masks and their gradients). With --attention, a layer's attention is
-compiled instead, ours and `jax.nn.dot_product_attention`, without dropout, on one GPU. With
---layer, a whole layer and its gradient, by XLA and with the kernel: launches, and the megabytes
-that they read and write.
+Prints a line for each kind of launch of a step, and one for each pass over a chunk of the full
+length: its launches, the gigabytes that they write, and the part of attention's square arrays
+(scores, weights, dropout masks and their gradients). With --attention, it compares a layer's
+attention with `jax.nn.dot_product_attention`, without dropout, on one GPU. With --layer, it
+compares a whole layer and its gradient by XLA and with the kernel: launches, and the megabytes that
+they read and write.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from cocondenser_jax.settings import load_config
 
 
 def main() -> None:
-    """Compiles the step of an experiment, or an attention, and prints what is launched."""
+    """Compiles the step of an experiment, or an attention, and prints the launches."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="configs/cocondenser.py")
     parser.add_argument("--topology", default="h100-1")
@@ -79,7 +79,7 @@ def describe_launches(compiled_text: str, length: int) -> list[str]:
 
 
 def describe(launches: list[Launch], length: int) -> str:
-    """Returns how many launches there are, what they write, and how much of it is square."""
+    """Returns the number of launches, the bytes written, and those of square arrays, in words."""
     squares = [
         launch._replace(arrays=[x for x in launch.arrays if x[1][-2:] == (length, length)])
         for launch in launches
@@ -90,14 +90,14 @@ def describe(launches: list[Launch], length: int) -> str:
 
 
 def describe_traffic(launches: list[Launch]) -> str:
-    """Returns how many launches there are, and what they read and write."""
+    """Returns the number of launches and the bytes read and written, in words."""
     return f"{n_launches(launches)} launches, {moved_bytes(launches) / 1e6:,.0f} MB"
 
 
 def compile_layer(
     config: ModelConfig, machine: Machine, n_spans: int, length: int, attention: str
 ) -> list[Launch]:
-    """Returns what a layer and its gradient launch, as the step has them: added to the sums."""
+    """Returns the launches of a layer and its gradient, which is added to sums as in the step."""
     layer = TransformerLayer(config, jnp.dtype("bfloat16"), 0, attention)
     layout = Layout(attention)
     network = jax.eval_shape(lambda: lay_out(config, layout, init_params(config, 0)))
@@ -127,7 +127,7 @@ def compile_layer(
 def compare_attention(
     config: ModelConfig, machine: Machine, n_spans: int, length: int
 ) -> list[str]:
-    """Returns what attention and its gradient launch in our network, and in JAX's function."""
+    """Returns the launches of attention and its gradient, in our network and in JAX's function."""
     n_heads = config.num_attention_heads
     size = config.hidden_size // n_heads
     mask_BxL = jax.ShapeDtypeStruct((n_spans, length), jnp.bool_)

@@ -1,6 +1,6 @@
-"""Device memory of the compiled step while the batch grows and the chunk size stays.
+"""Device memory of the compiled step for growing batches at a constant chunk size.
 
-Documents are counted over all eight devices. Memory is that of one device beside its parameters,
+Documents are counted over all eight devices. Memory is that of one device without its parameters,
 optimizer and batch: activations, the gradient sum and other temporaries.
 
   python -m benchmarks.memory --json_out=benchmarks/results/memory.json
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def temporaries(arguments: argparse.Namespace, n_documents: int) -> int:
-    """Returns the bytes that the compiled step needs on one device beside its arguments."""
+    """Returns the bytes of one device that the compiled step needs, without its arguments."""
     import jax
 
     from cocondenser_jax.configs import default

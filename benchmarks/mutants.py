@@ -1,10 +1,10 @@
-"""Puts small faults into the package, one at a time: do its tests notice?
+"""Inserts small faults into the package, one at a time, and runs the tests that should fail.
 
   python -m benchmarks.mutants --per_module=40 --seed=0
 
-Each fault (`benchmarks.faults`) is put into a copy of the working tree, where the tests of the file
-run up to the first failure: without a fault all tests must pass. `--log` holds what was found: the
-same command resumes. Mutants that are no faults, and why, are in `equivalent_mutants.json`:
+Each fault (`benchmarks.faults`) is inserted into a copy of the working tree, where the tests of the
+file run up to the first failure. Without a fault, all tests must pass. `--log` records outcomes, so
+that the same command resumes. `equivalent_mutants.json` lists mutants that are not faults:
 {"path: before → after": reason}.
 """
 
@@ -48,8 +48,8 @@ MODULES = (
     "retriever/search",
     "retriever/compare",
 )
-# They import nothing of the package: a fork gives them to each mutant, which saves 20 seconds. Not
-# so bm25s (0.3.16), which starts JAX's threads: its locks would stay locked in the child.
+# Libraries that do not import the package are loaded before forking, which saves 20 seconds for
+# each mutant. Not bm25s (0.3.16): it starts JAX's threads, and locks would stay locked in a child.
 LIBRARIES = (
     "tests.conftest flax.linen optax grain torch transformers"
     " sentence_transformers datasets faiss ir_measures hypothesis scipy.stats"
@@ -61,7 +61,7 @@ OPTIONS = (
 
 
 def copies(folder: Path, n: int) -> Iterator[Path]:
-    """Copies what git tracks, or would track, `n` times."""
+    """Makes `n` copies of all files that git tracks or would track."""
     command = "git ls-files -z --cached --others --exclude-standard".split()
     names = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     for number in range(n):
@@ -73,16 +73,16 @@ def copies(folder: Path, n: int) -> Iterator[Path]:
 
 
 def run(tests: list[str], copy: Path) -> str:
-    """Runs tests in a process, and returns what `outcome_of` says of how it ended."""
+    """Runs tests in a process and returns the outcome, see `outcome_of`."""
     process = multiprocessing.get_context("fork").Process(target=_test, args=(tests, copy))
     process.start()
     end = time.monotonic() + LIMIT
-    # `join` would also wait for a later fork, which holds the same end of a pipe.
+    # `join` would also wait for a later fork, which has the same end of the pipe open.
     while process.exitcode is None and time.monotonic() < end:
         time.sleep(0.05)
     late = process.exitcode is None
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid or 0, signal.SIGKILL)  # and what the tests have started
+        os.killpg(process.pid or 0, signal.SIGKILL)  # including processes of the tests
     process.join()
     if process.exitcode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise SystemExit(f"pytest did not run {' '.join(tests)}")
@@ -90,9 +90,9 @@ def run(tests: list[str], copy: Path) -> str:
 
 
 def outcome_of(exit_status: int) -> str:
-    """Returns "noticed" if a test failed, "crashed" if the tests were ended by a signal.
+    """Returns "noticed" if a test failed, "crashed" if a signal ended the tests, or "survived".
 
-    No test names the fault then: only whoever reads the stack would. Else "survived".
+    After a crash, no test names the fault.
     """
     if exit_status < 0:
         return "crashed"
@@ -110,7 +110,7 @@ def _test(tests: list[str], copy: Path) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", PACKAGE)]:
         del sys.modules[name]
     if not Path(importlib.import_module(PACKAGE).__path__[0]).is_relative_to(copy):
-        os._exit(pytest.ExitCode.USAGE_ERROR)  # the fault would be in a package that nobody tests
+        os._exit(pytest.ExitCode.USAGE_ERROR)  # the fault would be in an untested package
     os._exit(pytest.main([*OPTIONS, *tests]))
 
 
@@ -161,7 +161,7 @@ def read_log(log: Path) -> dict[str, str]:
 def row(
     module: str, mutants: list[Mutant], outcomes: Mapping[str, str], equivalent: Iterable[str]
 ) -> dict[str, Any]:
-    """Counts what the tests noticed of a module."""
+    """Counts the outcomes for a module."""
     faults = [mutant for mutant in mutants if mutant.name not in equivalent]
     survived = [str(mutant) for mutant in faults if outcomes[mutant.key] in ("survived", "crashed")]
     noticed = len(faults) - len(survived)

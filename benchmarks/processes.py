@@ -1,7 +1,7 @@
 """Memory of the processes of `finetune`, `mine`, `retrieve` and `bm25` at published sizes.
 
-Runs each command on random data of a hundredth and of a tenth of the published sizes, and draws the
-line through both. Memory is the most that the process has, without what it maps from disk.
+Runs each command on random data of a hundredth and a tenth of the published size, and extrapolates
+linearly. Memory is the peak of the process, without memory-mapped files.
 
   python -m benchmarks.processes --json_out=benchmarks/results/processes.json
 """
@@ -23,7 +23,7 @@ from tokenizers import BertWordPieceTokenizer
 from benchmarks.results import report
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-N_WORDS = 5_000_000  # drawn as in text: the r-th most frequent by 1 / r
+N_WORDS = 5_000_000  # drawn as in text: the r-th most frequent word with probability ∝ 1 / r
 SHARES = (0.01, 0.1)
 
 
@@ -40,7 +40,7 @@ MARCO = Size(passages=8_841_823, words=56, queries=502_939)
 
 
 def main() -> None:
-    """Measures the commands that are named, or all."""
+    """Measures the named commands, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--share", type=float, action="append", help="default: 0.01 and 0.1")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(name: str, shares: Sequence[float]) -> dict[str, Any]:
-    """Returns a row: the memory at each share, and on the line through them at the whole."""
+    """Returns a row: the memory at each share, and extrapolated to the full size."""
     size, depth, make = CASES[name]
     row: dict[str, Any] = {"command": name, "passages": size.passages, "queries": size.queries}
     found = []
@@ -71,7 +71,7 @@ def measure(name: str, shares: Sequence[float]) -> dict[str, Any]:
 
 
 def run(words: Sequence[str], folder: Path) -> tuple[float, float]:
-    """Runs a command; returns its most memory in GiB, and its seconds."""
+    """Runs a command; returns its peak memory in GiB, and its seconds."""
     start = time.perf_counter()
     log = (folder / "log").open("w+")
     command = [sys.executable, "-m", "cocondenser_jax.cli", *words]
@@ -87,7 +87,7 @@ def run(words: Sequence[str], folder: Path) -> tuple[float, float]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Returns the memory of a process, mapped files aside."""
+    """Returns the memory of a process without mapped files."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # it has ended
@@ -124,7 +124,7 @@ def mine(folder: Path, size: Size, depth: int) -> list[str]:
 def retrieve(folder: Path, size: Size, depth: int) -> list[str]:
     """Finds `depth` passages for each query, among a hundredth of the passages.
 
-    Blocks of vectors are read one after the other: their number does not change what memory holds.
+    Blocks of vectors are read one after the other, so their number does not affect memory.
     """
     data = write_collection(folder / "data", size._replace(passages=size.passages // 100))
     model = write_model(folder / "model", 768)
@@ -148,7 +148,7 @@ def bm25(folder: Path, size: Size, depth: int) -> list[str]:
     return ["bm25", f"--data={data}", "--split=train", f"--run_out={folder}/run.trec"]
 
 
-# Command and data: sizes, passages for each query, and what writes the data.
+# Command and collection: sizes, passages per query, and a function that writes the data.
 CASES: dict[str, tuple[Size, int, Callable[[Path, Size, int], list[str]]]] = {
     "finetune, NQ": (NQ, 100, finetune),
     "finetune, MS MARCO's round 2": (MARCO, 400, finetune),

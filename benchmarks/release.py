@@ -1,14 +1,14 @@
-r"""Our training step against that of the authors' release, on the same weights and batch.
+r"""Compares our training step with that of the authors' release, on the same weights and batch.
 
   git clone https://github.com/luyug/Condenser && git clone https://github.com/luyug/GradCache
   python -m benchmarks.release --condenser=Condenser --gradcache=GradCache \
     --json_out=benchmarks/results/release.json
 
-The other side is the release's model and its `CoCondenserPretrainer.training_step`, in float32, and
-AdamW around them, as its Trainer has it. Three things are adapted. transformers has changed since
-2021: its layers return no tuples, and the mask of attention is made here. The step divides the MLM
-loss by documents, where a batch holds two spans of each, so that it counts twice: here it is told
-of twice the documents, and both sides report the same loss.
+The other side is the release's model and its `CoCondenserPretrainer.training_step`, in float32,
+with its Trainer's AdamW. Three things are adapted. Since 2021, transformers' layers no longer
+return tuples, and the attention mask is made here. The release divides the MLM loss by the number
+of documents although a batch has two spans of each, so that it counts twice; here it is given twice
+the number, so that both sides report the same loss.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def compare(name: str, size: Size, code: list[str], n_steps: int) -> dict[str, Any]:
-    """Times both sides; raises where their losses differ."""
+    """Times both sides; raises if their losses differ."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), size)
         ours = alone(flax_side, Path(folder), size, "float32", n_steps)
@@ -76,7 +76,7 @@ def compare(name: str, size: Size, code: list[str], n_steps: int) -> dict[str, A
 
 
 def release_side(folder: Path, size: Size, code: list[str], n_steps: int) -> Measured:
-    """Times the training step of the release, whose code is in some folders."""
+    """Times the training step of the release; `code` are the folders of its code."""
     import torch
 
     from checks.reference import full_labels
@@ -104,7 +104,7 @@ def release_side(folder: Path, size: Size, code: list[str], n_steps: int) -> Mea
 
 
 def open_release(folder: Path, size: Size, code: list[str]) -> Any:
-    """Returns the trainer of the release, told of as many documents as the batch has spans."""
+    """Returns the release's trainer, with the number of spans as that of documents."""
     config = model_config(size)
     head = SimpleNamespace(
         n_head_layers=config.n_head_layers, skip_from=config.skip_from, late_mlm=True
@@ -117,7 +117,7 @@ def open_release(folder: Path, size: Size, code: list[str]) -> Any:
 
 
 def import_release(code: list[str]) -> tuple[Any, Any]:
-    """Returns the release's `modeling` and `trainer`, fitted to the transformers of today."""
+    """Returns the release's `modeling` and `trainer`, adapted to today's transformers."""
     sys.path[:0] = code
     import modeling  # type: ignore[import-not-found]
     import trainer as release  # type: ignore[import-not-found]
@@ -131,7 +131,7 @@ def import_release(code: list[str]) -> tuple[Any, Any]:
 
 
 def cache_settings(n_documents: int, chunk_size: int) -> SimpleNamespace:
-    """Returns the settings that the release reads in one process with its gradient cache."""
+    """Returns the release's settings for one process with its gradient cache."""
     return SimpleNamespace(
         per_device_train_batch_size=n_documents,
         local_rank=-1,
@@ -149,7 +149,7 @@ def open_model(kind: Any, folder: Path, head: SimpleNamespace, settings: SimpleN
 
 
 def cached_trainer(release: Any, model: Any, settings: SimpleNamespace) -> Any:
-    """Returns the release's trainer of coCondenser, without the shell of transformers' Trainer."""
+    """Returns the release's trainer of coCondenser, without the rest of transformers' Trainer."""
     from grad_cache import GradCache  # type: ignore[import-not-found]
 
     made = release.CoCondenserPretrainer.__new__(release.CoCondenserPretrainer)
@@ -165,7 +165,7 @@ def cached_trainer(release: Any, model: Any, settings: SimpleNamespace) -> Any:
 
 
 def _attention_mask(mask_BxL: Any, *_: Any) -> Any:
-    """Returns what is added to scores, B x 1 x 1 x L."""
+    """Returns the mask that is added to scores, B x 1 x 1 x L."""
     return (1.0 - mask_BxL[:, None, None, :].float()) * -1e9
 
 

@@ -1,9 +1,9 @@
-"""Writes results, and makes the tables of the pages from them.
+"""Writes results, and updates the tables of the pages from them.
 
   python -m benchmarks.results
 
-puts the rows of `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and `<!-- end -->`
-of the page that holds them. Other results are kept in their files alone.
+writes the rows of `benchmarks/results/NAME.json` between the marks `<!-- NAME -->` and
+`<!-- end -->` of the page that contains them. Other results are only in their files.
 """
 
 import json
@@ -28,7 +28,7 @@ PAGES = (
 )
 
 Rows = list[dict[str, Any]]
-# Checked, derived or parts of another column: too many for a page.
+# Columns not shown on pages: checked, derived or parts of others.
 _NOT_SHOWN = (
     "loss",
     "dtype",
@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"[≤+-]? ?\d[\d.,e+-]*( ± [\d.]+)?\*?$")
 
 
 def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
-    """Prints the rows as they come, and writes them to `json_out`."""
+    """Prints rows as they come, and writes them to `json_out`."""
     printed: Rows = []
     for row in rows:
         print(json.dumps(row), flush=True)
@@ -53,7 +53,7 @@ def report(rows: Iterable[dict[str, Any]], json_out: Path | None) -> None:
 
 
 def write_rows(rows: Rows, json_out: Path | None) -> None:
-    """Writes rows to `json_out`, if there is one."""
+    """Writes rows to `json_out`, if given."""
     if json_out:
         json_out.parent.mkdir(parents=True, exist_ok=True)
         json_out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -69,7 +69,7 @@ def table(rows: Rows) -> str:
 
 
 def _mark(column: Iterable[str]) -> str:
-    """Returns how a column is aligned: numbers to the right."""
+    """Returns the alignment of a column: right for numbers."""
     return "---:" if all(map(_NUMBER.match, filter(None, column))) else "---"
 
 
@@ -80,7 +80,7 @@ def _cell(value: Any) -> str:
 
 
 def update_pages(results: Mapping[str, Rows]) -> None:
-    """Puts rows as tables between the marks of their names, on the page that has them if any."""
+    """Writes rows as tables between the marks of their names, on pages that have them."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
     for name, rows in sorted(results.items()):
         mark = f"<!-- {name} -->\n"
@@ -94,7 +94,7 @@ def update_pages(results: Mapping[str, Rows]) -> None:
 
 
 def main() -> None:
-    """Updates the tables of what `benchmarks/results/` holds."""
+    """Updates the tables from `benchmarks/results/`."""
     files = (FOLDER / "results").glob("*.json")
     update_pages({path.stem: json.loads(path.read_text()) for path in files})
 

@@ -1,4 +1,4 @@
-"""Kills commands at random moments: do the restarted ones end as one that was never killed?
+"""Kills commands at random moments, and compares the resumed runs with an uninterrupted one.
 
 python -m benchmarks.soak --quickstart=runs/quickstart --kills=50
 python -m benchmarks.soak --quickstart=runs/quickstart --kills=50 finetune encode corpus
@@ -25,13 +25,13 @@ from cocondenser_jax.files.whole import file_sha256
 KILLS_PER_RUN = 10
 AIMS = "any time", "step", "checkpoint"
 MOMENTS = "compile", "step", "checkpoint", "end"
-CHECKPOINT_SECONDS = 0.05  # about as long as a small one is being written
+CHECKPOINT_SECONDS = 0.05  # about the time for writing a small checkpoint
 
 
 class Kill(NamedTuple):
-    """What a run was doing when it was killed."""
+    """The state of a run when it was killed."""
 
-    moment: str  # one of MOMENTS; "compile" is all that comes before the first step
+    moment: str  # one of MOMENTS; "compile" is everything before the first step
     repeated: int  # logged steps that no checkpoint held
 
 
@@ -39,16 +39,16 @@ class Run(NamedTuple):
     """A run that was killed several times, then left to finish."""
 
     kills: list[Kill]
-    survived: bool  # it finished, with the outcome of a run that was never killed
+    survived: bool  # whether it finished with the outcome of an uninterrupted run
 
 
 class Command(NamedTuple):
     """A command to kill; {} in its words is the quickstart's folder."""
 
     words: str
-    folder: str  # the flag of what it makes
+    folder: str  # the flag of its output
     outcome: Callable[[Path], Any]  # what must be equal at the end
-    # What lies in the folder of a finished command that refuses to run again; "": it does not.
+    # A file in the output of a finished command that refuses to run again; "": it runs again.
     finished: str = ""
 
 
@@ -120,7 +120,7 @@ def main() -> None:
             for run in soak(command, Path(folder), arguments.kills, rng, name=name):
                 runs[name].append(run)
                 bar.update(len(run.kills))
-                # It takes hours: what was found so far stays if it is stopped.
+                # Keeps the results so far if it is stopped, since it takes hours.
                 write_rows(rows(runs), arguments.json_out)
     report(rows(runs), arguments.json_out)
     sys.exit(int(not all(run.survived for several in runs.values() for run in several)))
@@ -137,8 +137,8 @@ def soak(
     """Yields runs until they have been killed `n_kills` times in total.
 
     Args:
-      command: its words, without the flag of what it makes.
-      folder: for what it makes.
+      command: its words, without the flag of its output.
+      folder: for its outputs.
       n_kills: number of kills, over all runs.
       rng: draws the moments.
       environment: of the command; None for this process's own.
@@ -171,7 +171,7 @@ def soak(
             aim = aims[done % len(aims)]
             kill = _kill(start(workdir), workdir, rng, aim, longest.get(aim, seconds))
             if kill is None:  # it finished first: the machine is faster than it was
-                # One that was killed before has less to do.
+                # A resumed run has less to do.
                 seconds = seconds if kills else time.monotonic() - begin
                 break
             kills.append(kill)
@@ -183,14 +183,14 @@ def soak(
 
 
 def rows(runs: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """Returns a row per moment for `pretrain` alone, else a row per command."""
+    """Returns a row per moment if only `pretrain` ran, otherwise a row per command."""
     if list(runs) == ["pretrain"]:
         return table(runs["pretrain"])
     return [{"command": name, **_count(several)} for name, several in runs.items()]
 
 
 def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns a row per moment and one for all: kills, survived, lost, steps repeated."""
+    """Returns a row per moment and one for all: kills, survived, lost, repeated steps."""
     rows = []
     for moment in (*MOMENTS, "all"):
         chosen = [
@@ -215,7 +215,7 @@ def _kill(
     first, before = max(_steps(workdir), default=0), _written(workdir)
 
     def has_stepped() -> bool:
-        # One that resumes first writes what it keeps of the log of the run that was killed.
+        # A resumed run first rewrites the part of the log that it keeps.
         return _written(workdir) != before and len(_logged(workdir)) > first
 
     def reached() -> bool:

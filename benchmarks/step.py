@@ -1,8 +1,8 @@
-"""The training step against a plain PyTorch coCondenser: same weights, batch, losses, machine.
+"""Compares the training step with a plain PyTorch coCondenser: same weights, batch and machine.
 
-The PyTorch side: Hugging Face's model with logits at every position, a Condenser head of Hugging
-Face's layers, a gradient cache in two passes (the first through the backbone alone), scaled
-dot-product attention, AdamW. Each side runs in a process of its own, one after the other. Times
+The PyTorch side has Hugging Face's model with logits at every position, a Condenser head of Hugging
+Face's layers, a two-pass gradient cache (the first pass only through the backbone), scaled
+dot-product attention and AdamW. The sides run one after the other, each in its own process. Times
 are printed only if both report the same loss.
 
   python -m benchmarks.step --json_out=benchmarks/results/step.json
@@ -46,11 +46,11 @@ SIZES = {"4x256": Size(4, 256, 32, 16), "BERT-base": Size(12, 768, 4, 4)}
 
 
 class Measured(NamedTuple):
-    """What one side reports."""
+    """The measurements of one side."""
 
     loss: float
     seconds: float  # a step, median
-    peak_bytes: int  # of a device; on CPU, of the process beyond what its libraries take
+    peak_bytes: int  # of a device; on a CPU, of the process without its libraries
     device: str
     matmul_flops: float  # per second on all devices, see `matmul_flops`
 
@@ -130,7 +130,7 @@ def _sweep(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[st
 
 
 def alone(side: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function in a new process, which shares neither memory nor threads with this one."""
+    """Calls a function in a new process, which shares no memory or threads with this one."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(side, *arguments).result()
@@ -146,13 +146,13 @@ def model_flops(size: Size) -> float:
 
 
 def work_ratio(size: Size) -> float:
-    """Our two passes over a span against those with every layer and head at every position."""
+    """Work of our two passes, relative to passes with all layers and heads at every position."""
     from cocondenser_jax.corpus.masking import mask_capacity
     from cocondenser_jax.model.flops import encode_flops, forward_flops
 
     config = model_config(size)
     ours = 3 * forward_flops(config, LENGTH, mask_capacity(LENGTH)) + encode_flops(config, LENGTH)
-    # Every position predicted, and the first pass through the whole model as well.
+    # All positions are predicted, and the first pass goes through the whole model, too.
     full = dataclasses.replace(config, skip_from=config.num_hidden_layers)
     return ours / (4 * forward_flops(full, LENGTH, LENGTH))
 
@@ -208,7 +208,7 @@ def write_model(folder: Path, size: Size) -> None:
 def flax_side(
     folder: Path, size: Size, dtype: str, n_steps: int, n_devices: int = 1, width: int | None = None
 ) -> Measured:
-    """Times our step over some devices, and matrix products of a width on the same."""
+    """Times our step and matrix products of a given width over some devices."""
     import jax
 
     devices = jax.local_devices()[:n_devices]
@@ -231,7 +231,7 @@ def flax_side(
 
 
 def time_steps(train_step: Callable[[], float], n_steps: int) -> tuple[float, float]:
-    """Returns the loss of a first step, which is not timed, and the others' median seconds."""
+    """Returns the loss of a first, untimed step, and the median seconds of the others."""
     losses, seconds = [], []
     for _ in range(n_steps + 1):
         start = time.perf_counter()
@@ -243,7 +243,7 @@ def time_steps(train_step: Callable[[], float], n_steps: int) -> tuple[float, fl
 def ready_step(
     folder: Path, size: Size, dtype: str, devices: list[Any], objective: str = "cocondenser"
 ) -> tuple[Callable[..., Any], Any, Any]:
-    """Returns our step over some devices, its first state, and the batch, all of a folder."""
+    """Returns our step over some devices, its initial state and the batch, from a folder."""
     from cocondenser_jax.configs import default
     from cocondenser_jax.convert.from_torch import load_folder
     from cocondenser_jax.corpus.batches import Batch
@@ -276,7 +276,7 @@ def matmul_flops(width: int, dtype: str, n_devices: int = 1) -> float:
     mesh = jax.make_mesh((n_devices,), ("devices",), devices=jax.local_devices()[:n_devices])
     one_each = NamedSharding(mesh, PartitionSpec("devices"))
     shape = (n_devices, width, width)
-    # A GPU multiplies equal numbers faster than others: they switch fewer of its transistors.
+    # A GPU multiplies equal numbers faster than random ones, since fewer transistors switch.
     random = jax.jit(
         lambda: jax.random.normal(jax.random.key(0), shape, dtype), out_shardings=one_each
     )

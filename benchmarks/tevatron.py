@@ -1,16 +1,16 @@
-"""Our contrastive step against the training step of Tevatron, on the same weights and texts.
+"""Compares our contrastive step with Tevatron's training step, on the same weights and texts.
 
   taskset -c 0 python -m benchmarks.tevatron --json_out=benchmarks/results/tevatron.json
 
 Tevatron (Gao et al., arXiv 2203.05765; https://github.com/texttron/tevatron, dd06310 of July 2026)
-fine-tunes a retriever, so neither side predicts masked tokens. Its `GradCacheTrainer` is written
-again here in plain PyTorch: the encoder and its [CLS] vector, a gradient cache in chunks that
-repeats the random state of each, the cross-entropy of queries with the passages of the batch,
+fine-tunes a retriever, so neither side predicts masked tokens. Its `GradCacheTrainer` is
+reimplemented here in plain PyTorch: the encoder and its [CLS] vector, a gradient cache that repeats
+the random state of each chunk, the cross-entropy of queries with the passages of the batch,
 clipping and a fused AdamW. Queries are the first spans of pairs, passages the second.
 
-Our loss has negatives of both kinds for both, so the two differ. That of our step must be the same
-when it is computed of Tevatron's vectors, or nothing is timed. The sides take turns in one process;
-times are CPU seconds of the median step, whatever else the machine does.
+The losses differ, since ours has queries and passages as negatives of both. Therefore our loss is
+also computed from Tevatron's vectors; if it differs from our step's, nothing is timed. The sides
+alternate in one process; times are CPU seconds of the median step, independent of other load.
 """
 
 import argparse
@@ -45,13 +45,13 @@ def main() -> None:
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
     logging.set_verbosity_error()  # a pooler of random weights, which nothing reads
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA takes
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA uses
     rows = (compare(name, SIZES[name], arguments.steps) for name in arguments.sizes.split(","))
     report(rows, arguments.json_out)
 
 
 def compare(name: str, size: Size, n_steps: int) -> dict[str, Any]:
-    """Times both sides; raises where their vectors give different losses."""
+    """Times both sides; raises if their vectors give different losses."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), size)
         ours = our_step(Path(folder), size)
@@ -93,7 +93,7 @@ def compare(name: str, size: Size, n_steps: int) -> dict[str, Any]:
 
 
 def our_step(folder: Path, size: Size) -> Callable[[], float]:
-    """Returns our step of the contrastive loss alone, which returns its loss."""
+    """Returns a function that does a step of our contrastive loss and returns the loss."""
     import jax
 
     devices = jax.local_devices()[:1]
@@ -124,14 +124,14 @@ def encode(model: Any, chunk: Chunk) -> torch.Tensor:
 
 
 def our_loss(model: Any, columns: Sequence[Sequence[Chunk]]) -> float:
-    """Returns the loss of our step, of the vectors of a model of transformers."""
+    """Returns our step's loss for the vectors of a transformers model."""
     with torch.no_grad():
         first, second = (torch.cat([encode(model, chunk) for chunk in each]) for each in columns)
     return contrastive_loss(torch.stack([first, second], dim=1).flatten(0, 1)).item()
 
 
 def cached_gradient(model: Any, columns: Sequence[Sequence[Chunk]]) -> float:
-    """Adds the gradient of the loss to the model's, by a gradient cache; returns the loss.
+    """Adds the gradient of the loss to the model's with a gradient cache; returns the loss.
 
     Args:
       model: an encoder of transformers.

@@ -1,1 +1,1 @@
-"""What a run, or a test, is compared with: the same mathematics in plain PyTorch."""
+"""Independent references for runs and tests: the same mathematics in plain PyTorch."""

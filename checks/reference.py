@@ -1,7 +1,7 @@
-"""The Condenser in plain PyTorch, made of Hugging Face's own modules: what ours is compared with.
+"""The reference: a Condenser in plain PyTorch, built from Hugging Face's modules.
 
-Written for clarity, not for speed: full sequences through every layer, logits at every position,
-and the losses as the papers print them.
+It is written for clarity, not for speed: full sequences through every layer, logits at every
+position, and losses as in the papers' equations.
 """
 
 import copy
@@ -21,7 +21,7 @@ from cocondenser_jax.corpus.batches import Batch
 from cocondenser_jax.representation import Representation
 
 _TIED = re.compile(r"\.decoder\.|^decoder\.weight$")  # to the word embeddings and their bias
-IGNORED = -100  # the label of positions that are not to be predicted
+IGNORED = -100  # the label of positions that are not predicted
 
 
 class TorchOutput(NamedTuple):
@@ -34,9 +34,9 @@ class TorchOutput(NamedTuple):
 
 
 class TorchCondenser(torch.nn.Module):
-    """A masked language model of transformers, and the Condenser head on top, if there is one.
+    """A masked language model of transformers with an optional Condenser head.
 
-    The dense layers after the pooling, if there are some, are new ones.
+    Dense layers after the pooling, if any, are newly initialized.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TorchCondenser(torch.nn.Module):
         )
 
     def project(self, hidden_BxLxD: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of the MLM projection that backbone and head share."""
+        """Returns the logits of the MLM projection, which backbone and head share."""
         lm: Any = self.lm
         if hasattr(lm, "decoder"):  # ModernBERT
             return lm.decoder(lm.head(hidden_BxLxD))
@@ -130,7 +130,7 @@ class TorchCondenser(torch.nn.Module):
         return cut(vectors_BxE, self.representation, self.representation.sizes[:1])[0]
 
     def gradients(self) -> dict[str, np.ndarray]:
-        """Returns the gradient of each tensor by its name in a checkpoint, tied ones once."""
+        """Returns the gradient of each tensor by its name in a checkpoint; tied tensors once."""
         parameters = self.named_parameters(remove_duplicate=False)
         named = {name.removeprefix("lm."): value.grad for name, value in parameters}
         return {
@@ -141,10 +141,11 @@ class TorchCondenser(torch.nn.Module):
 
 
 def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
-    """Loads an exported folder with transformers, and its Condenser head into transformers' layers.
+    """Loads an exported folder, with its Condenser head, into transformers' modules.
 
-    It may be of either layout, or a published research checkpoint; `attention` is transformers'
-    `attn_implementation`.
+    Args:
+      folder: a folder of either layout, or a published research checkpoint.
+      attention: transformers' `attn_implementation`.
     """
     config, params = load_folder(str(folder), n_head_layers=0)
     lm = AutoModelForMaskedLM.from_pretrained(
@@ -163,7 +164,8 @@ def open_reference(folder: Path, *, attention: str = "eager") -> TorchCondenser:
 def _head_layer(backbone: Any) -> torch.nn.Module:
     """Returns a new layer of the backbone's kind.
 
-    ModernBERT's sees the whole span, and has the LayerNorm that the backbone's first has not.
+    For ModernBERT, it attends to the whole span and has the LayerNorm that the backbone's first
+    layer lacks.
     """
     if hasattr(backbone, "encoder"):
         return type(backbone.encoder.layer[0])(backbone.config)
@@ -175,7 +177,7 @@ def _head_layer(backbone: Any) -> torch.nn.Module:
 def cut(
     vectors_SxD: torch.Tensor, representation: Representation, sizes: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Returns vectors cut to each size, those of a cosine at length 1; as they are for no size."""
+    """Returns vectors truncated to each size, normalized for cosine; unchanged without sizes."""
     parts = [vectors_SxD[:, :size] for size in sizes] or [vectors_SxD]
     if representation.similarity == "cosine":
         return [torch.nn.functional.normalize(part) for part in parts]
@@ -192,7 +194,7 @@ def full_labels(batch: Batch) -> torch.Tensor:
 
 
 def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tensor:
-    """Returns the cross-entropy summed over all positions whose label is not `IGNORED`."""
+    """Returns the sum of the cross-entropy over all positions with a label other than `IGNORED`."""
     logits_NxV = logits_BxLxV.flatten(0, 1).float()
     labels_N = labels_BxL.flatten()
     return torch.nn.functional.cross_entropy(
@@ -201,7 +203,7 @@ def mlm_sum(logits_BxLxV: torch.Tensor, labels_BxL: torch.Tensor) -> torch.Tenso
 
 
 def contrastive_loss(vectors_SxD: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """Returns the mean over spans of equation 6 of arXiv 2108.05540; rows 2i and 2i + 1 pair up."""
+    """Returns the mean over spans of equation 6 of arXiv 2108.05540; rows 2i, 2i + 1 are pairs."""
     logits_SxS = (scale * vectors_SxD @ vectors_SxD.T).fill_diagonal_(-torch.inf)
     positive_S = torch.arange(len(vectors_SxD), device=vectors_SxD.device) ^ 1
     return torch.nn.functional.cross_entropy(logits_SxS, positive_S)

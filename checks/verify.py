@@ -1,7 +1,7 @@
-"""A checkpoint compared on a real batch: our two-pass step, our direct pass, and plain PyTorch.
+"""Compares our two-pass step, our direct pass and plain PyTorch, for a checkpoint and a real batch.
 
-All three compute the same losses and the gradient of every tensor, in float32, without dropout and
-with the same masks. PyTorch's are computed by transformers' modules, and share no code with ours.
+All three compute the losses and the gradient of every tensor, in float32, without dropout and with
+the same masks. PyTorch uses transformers' modules and shares no code with ours.
 
   python -m checks.verify --run_dir=runs/cocondenser --pytorch_folder=runs/model
 
@@ -54,10 +54,10 @@ Quantities = dict[str, np.ndarray]  # losses, CLS vectors and gradients by tenso
 
 
 class Row(NamedTuple):
-    """One quantity by all three implementations, and how far two are from the direct pass.
+    """One quantity by all three implementations, and differences from the direct pass.
 
-    The differences are relative to the quantity, that of the worst tensor to the whole gradient: a
-    tensor's gradient can be next to nothing, a sum of terms that cancel.
+    Differences are relative to the quantity; for a single tensor, to the whole gradient, since a
+    tensor's gradient may be close to zero, as a sum of terms that cancel.
     """
 
     name: str
@@ -117,14 +117,18 @@ def verify_checkpoint(
     store: Path | None = None,
     n_documents: int = 8,
 ) -> list[Row]:
-    """Compares the three implementations, for a checkpoint of a run: the latest, or that of a step.
+    """Compares the three implementations for a checkpoint of a run.
 
-    Without `pytorch_folder`, the same checkpoint exported, it is exported to a temporary folder.
-    The batch has two spans of each of the first `n_documents` of the run's store, or of another.
+    Args:
+      checkpoint: the run folder.
+      step: the step of the checkpoint; None: the latest.
+      pytorch_folder: the same checkpoint, exported; None: export it to a temporary folder.
+      store: a token store; None: the run's.
+      n_documents: the first documents of the store; the batch has two spans of each.
 
     Returns:
-      The losses, the vectors, the whole gradient, and that of the tensor that differs most from
-      PyTorch's. Of vectors the norm is shown, but all numbers are compared.
+      Rows for the losses, the vectors, the whole gradient, and the tensor that differs most from
+      PyTorch. For vectors, the row shows the norm, but all values are compared.
     """
     model_config, params, run = load_run(checkpoint, step)
     config = ConfigDict(run["config"])
@@ -136,7 +140,7 @@ def verify_checkpoint(
     if not 2 <= n_documents <= n_largest:
         raise UserError(f"{n_documents} documents: expected 2 to {n_largest}, those with two spans")
     spec = BatchSpec(seed=config.seed, batch_size=n_documents, length=config.data.length)
-    # Of 2 * n_documents spans: two chunks.
+    # Two chunks of n_documents spans each.
     settings = resolve(config, tokens).step.loss._replace(
         objective="cocondenser", dtype="float32", chunk_size=n_documents
     )
@@ -163,7 +167,7 @@ def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -
 
 
 def _as_exported(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields, with the files of a representation in its place: no folder has all."""
+    """Returns the fields, with the representation replaced by its files, as in a folder."""
     vectors = config.representation.as_exported
     files = to_files(vectors, config.hidden_size, config.max_length, {})
     return {**config.to_dict(), "representation": files}
@@ -172,7 +176,7 @@ def _as_exported(config: ModelConfig) -> dict[str, Any]:
 def _flax_side(
     model_config: ModelConfig, settings: LossSettings, params: Any, batch: Batch
 ) -> Quantities:
-    """Computes ours; with chunks in two passes, whose vectors are those of the first."""
+    """Computes our quantities; with chunks, in two passes, with the first pass's vectors."""
     losses, grads = batch_gradient(model_config, settings, params, batch)
     model = Condenser(model_config)
     inputs = {"params": params}, batch.input_ids_SxL, batch.attention_mask_SxL
@@ -215,7 +219,7 @@ def _torch_side(
 
 
 def _compare(two_pass: Quantities, direct: Quantities, pytorch: Quantities) -> list[Row]:
-    """Returns the rows for what the two passes, the direct pass and PyTorch computed."""
+    """Returns the rows that compare two passes, the direct pass and PyTorch."""
     sides = [
         {name: np.asarray(x, np.float64).ravel() for name, x in side.items()}
         for side in (two_pass, direct, pytorch)

@@ -1,24 +1,24 @@
-r"""Makes a data folder of BoolQ's questions and the paragraphs of Wikipedia that answer them.
+r"""Makes a data folder from BoolQ's questions and the Wikipedia paragraphs that answer them.
 
 python examples/boolq.py --articles=hf:wikimedia/wikipedia:20231101.en --boolq=FOLDER --out=boolq
 
-FOLDER holds train.jsonl and dev.jsonl as BoolQ publishes them (Clark et al., arXiv 1905.10044;
-https://github.com/google-research-datasets/boolean-questions): a question, a title and a passage on
-each line; dev becomes the split test. --articles is a .jsonl of id, title and text, each line of a
-text a paragraph, or a dataset of the Hugging Face hub. --passages=20000 --train=2000 --test=1000
-draws a collection as large as the smaller one of docs/results.md.
+FOLDER contains BoolQ's train.jsonl and dev.jsonl (Clark et al., arXiv 1905.10044;
+https://github.com/google-research-datasets/boolean-questions), with a question, a title and a
+passage on each line; dev becomes the split test. --articles is a .jsonl file with id, title and
+text, in which each line of a text is a paragraph, or a dataset on the Hugging Face Hub.
+--passages=20000 --train=2000 --test=1000 draws a collection of the size of the smaller one in
+docs/results.md.
 
-The passages are the paragraphs of at least 20 words in the articles whose titles BoolQ names. The
-judged paragraph of a question, one although others may answer it too, is the one in the article
-with its title whose set of words has the highest Dice overlap with BoolQ's passage. A question is
-left out if no overlap reaches 0.7, and a training question if its paragraph answers a test
-question.
+The passages are the paragraphs of at least 20 words in the articles named by BoolQ. For each
+question, one paragraph is judged relevant, although others may answer it, too: the paragraph of its
+article with the highest Dice overlap of words with BoolQ's passage. A question is left out if no
+overlap reaches 0.7, and a training question if its paragraph answers a test question.
 
-From the articles behind our figures this makes the same 218,622 paragraphs with the same ids. When
-the judged paragraphs, truncated to their first nine tenths, stand in for BoolQ's passages, it finds
-6,319 of the 6,320 again. We had neither BoolQ's own files nor the hub's articles to check; another
-version of Wikipedia gives other paragraphs and figures. The test questions behind our figures are
-from dev.jsonl; which of BoolQ's files their training questions come from was not recorded.
+From the articles behind our figures this makes the same 218,622 paragraphs with the same ids. With
+the first nine tenths of the judged paragraphs instead of BoolQ's passages, it finds 6,319 of 6,320
+again. Neither BoolQ's own files nor the Hub's articles were available for a check; another version
+of Wikipedia gives other paragraphs and figures. The test questions behind our figures are from
+dev.jsonl; the file of their training questions was not recorded.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Record = Mapping[str, Any]
 
 
 def overlap(left: str, right: str) -> float:
-    """Returns the Dice coefficient of the sets of words of two texts, in lower case."""
+    """Returns the Dice coefficient of the sets of lower-case words of two texts."""
     left_words = set(re.findall(r"\w+", left.casefold()))
     right_words = set(re.findall(r"\w+", right.casefold()))
     n_words = len(left_words) + len(right_words)
@@ -48,14 +48,14 @@ def overlap(left: str, right: str) -> float:
 
 
 def split_article(article: Record, title: str) -> list[Record]:
-    """Returns the lines of an article that are long enough, as passages."""
+    """Returns an article's lines of at least MIN_WORDS words, as passages."""
     lines = [line.strip() for line in article["text"].split("\n")]
     kept = [line for line in lines if len(line.split()) >= MIN_WORDS]
     return [{"_id": f"{article['id']}#{n}", "title": title, "text": t} for n, t in enumerate(kept)]
 
 
 def find_answer(passage: str, paragraphs: Sequence[Record]) -> str | None:
-    """Returns the id of the paragraph that is most like BoolQ's passage, if it is like enough."""
+    """Returns the id of the paragraph most similar to BoolQ's passage, if similar enough."""
     scores = {one["_id"]: overlap(passage, one["text"]) for one in paragraphs}
     best = max(scores, key=scores.__getitem__, default=None)
     return best if best is not None and scores[best] >= MIN_OVERLAP else None
@@ -79,7 +79,7 @@ def make_collection(arguments: argparse.Namespace) -> None:
         found = {}
         for number, one in enumerate(questions):
             name = find_answer(one["passage"], paragraphs[one["title"].casefold()])
-            if name is not None and name not in tested:  # what is tested is not trained on
+            if name is not None and name not in tested:  # no paragraph of a test question
                 found[f"{split}{number}"] = name
                 texts[f"{split}{number}"] = one["question"]
         tested |= set(found.values())
@@ -104,12 +104,12 @@ def make_collection(arguments: argparse.Namespace) -> None:
 
 
 def choose(draw: Random, names: list[str], limit: int) -> list[str]:
-    """Draws so many of the names; all, if it is 0 or they are fewer."""
+    """Draws `limit` names; all if it is 0 or there are fewer."""
     return draw.sample(names, limit) if 0 < limit < len(names) else names
 
 
 def read_articles(source: str) -> Iterable[Record]:
-    """Streams records of a .jsonl file, or of a dataset of the hub (hf:NAME:CONFIG)."""
+    """Streams the records of a .jsonl file, or of a dataset on the Hub (hf:NAME:CONFIG)."""
     if not source.startswith("hf:"):
         return read_objects(Path(source))
     from datasets import load_dataset

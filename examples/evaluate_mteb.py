@@ -1,4 +1,4 @@
-r"""Evaluates a retriever by mteb: on a data folder of yours, or on a task that mteb has.
+r"""Evaluates a retriever with mteb, on your own data folder or on a task of mteb.
 
 pip install mteb
 python examples/evaluate_mteb.py --model=runs/adapted/retriever --data=data
@@ -23,7 +23,7 @@ from cocondenser_jax.retriever.data.folder import read_corpus, read_split
 
 
 def folder_task(folder: Path, split: str = "test", language: str = "eng-Latn") -> Any:
-    """Makes a retrieval task of mteb from the passages, queries and judgments of a folder."""
+    """Makes an mteb retrieval task from the passages, queries and judgments of a folder."""
     name = folder.resolve().name
 
     class FolderRetrieval(AbsTaskRetrieval):
@@ -39,7 +39,7 @@ def folder_task(folder: Path, split: str = "test", language: str = "eng-Latn") -
         )
 
         def load_data(self, *arguments: Any, **options: Any) -> None:
-            """Reads the folder, where mteb would ask the hub."""
+            """Reads the folder; mteb would download from the Hub."""
             if self.data_loaded:
                 return
             queries, qrels = read_split(folder, split)

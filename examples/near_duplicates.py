@@ -1,12 +1,12 @@
-r"""Drops documents that are nearly the same as another one, by datatrove's MinHash.
+r"""Drops near-duplicates of documents with datatrove's MinHash.
 
 pip install datatrove
 python examples/near_duplicates.py --corpus=articles --out=unique --tasks=64 --workers=8
 cocondenser corpus --corpus=unique --tokenizer=bert-base-uncased --out=stores/wiki
 
-Texts are compared by their runs of five words. Of a group of similar documents one stays, and two
-are similar if they agree in one of 14 bands of 8 hashes: 92 % of the pairs that share 80 % of all
-their runs, 99.96 % at 90 %, 5 % at 50 %.
+Texts are compared by their sequences of five words. One document of each group of similar ones
+stays. Two are similar if they agree in one of 14 bands of 8 hashes: this detects 92 % of the pairs
+that share 80 % of their sequences, 99.96 % at 90 %, and 5 % at 50 %.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from cocondenser_jax.files.whole import new_folder
 
 
 class Words(WordTokenizer):
-    """Splits at all that is no letter or digit: datatrove's own tokenizers need spaCy or NLTK."""
+    """Splits at characters other than letters and digits, without spaCy or NLTK."""
 
     def word_tokenize(self, text: str) -> list[str]:
         """Returns the words of a text."""
@@ -66,7 +66,7 @@ def write(folder: Path, documents: Iterable[Document], rank: int, world_size: in
 
 
 def drop_near_duplicates(source: str, out: Path, tasks: int, workers: int) -> None:
-    """Writes the documents of a source that stay, as a folder of JSON lines."""
+    """Writes a source's documents without near-duplicates, as a folder of JSON lines."""
     # Its default needs xxhash before version 4.
     config = MinhashConfig(hash_config=HashConfig(hash_fc="sha1"))
     tasks = min(tasks, len(open_source(source)))

@@ -2,7 +2,7 @@ r"""Trains with a contrastive loss of your own, through the gradient cache.
 
 python examples/own_loss.py --store=runs/quickstart/store
 
-The loss sees the vectors of the whole batch; memory holds the activations of one chunk.
+The loss sees the vectors of the whole batch; memory contains the activations of one chunk.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import cocondenser_jax as cj
 def info_nce(vectors_SxD: jax.Array, temperature: float = 0.05) -> tuple[jax.Array, tuple]:
     """Returns the cross-entropy of cosines: spans 2i and 2i + 1 come from one document.
 
-    It remembers nothing for the next batch.
+    It keeps no memory for the next batch.
     """
     unit_SxD = vectors_SxD / jnp.linalg.norm(vectors_SxD, axis=1, keepdims=True)
     cosines_SxS = unit_SxD @ unit_SxD.T

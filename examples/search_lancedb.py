@@ -20,7 +20,7 @@ from cocondenser_jax.retriever.search.opening import open_query_model
 
 
 def load(embeddings: Path, database: Path) -> None:
-    """Makes a database of all passages, under its name only when it has them."""
+    """Makes a database of all passages, which gets its name when it is complete."""
     partial = database.with_name(f"{database.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     files = sorted(embeddings.rglob("*.arrow"))
@@ -30,7 +30,7 @@ def load(embeddings: Path, database: Path) -> None:
 
 
 def main() -> None:
-    """Loads the passages the first time, and prints the best for a query."""
+    """Loads the passages on the first call; prints the best ones for a query."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--database", type=Path, required=True, help="a folder of databases")

@@ -5,8 +5,8 @@ cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings
 python examples/search_opensearch.py --embeddings=runs/embeddings --model=MODEL \
     --database=http://localhost:9200 --query="oscar winners in 1953"
 
-For OpenSearch 2.11 or later. It was not tested with a real one: the tests have a server that
-answers as OpenSearch's documentation says.
+For OpenSearch 2.11 or later. It was not tested with a real server, only with a simulated one that
+follows OpenSearch's documentation.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search.opening import open_query_model
 
-DEPTH = 100  # of each of the two rankings, before they are fused
+DEPTH = 100  # of each ranking before fusing
 FUSION = {
     "normalization-processor": {
         "normalization": {"technique": "min_max"},
@@ -39,7 +39,7 @@ def read_passages(embeddings: Path) -> Iterator[dict[str, Any]]:
 
 
 def load(client: OpenSearch, name: str, embeddings: Path, size: int) -> None:
-    """Fills a new index, which gets its name when it has all passages."""
+    """Fills a new index, which gets its name when it is complete."""
     partial = f"{name}-1"
     method = {"name": "hnsw", "engine": "faiss", "space_type": "innerproduct"}
     fields = {
@@ -58,7 +58,7 @@ def load(client: OpenSearch, name: str, embeddings: Path, size: int) -> None:
 
 
 def main() -> None:
-    """Loads the passages the first time, and prints the best for a query."""
+    """Loads the passages on the first call; prints the best ones for a query."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--database", required=True)

@@ -5,7 +5,7 @@ cocondenser encode --model=MODEL --corpus=DATA --out=runs/embeddings
 python examples/search_pgvector.py --embeddings=runs/embeddings --model=MODEL \
     --database=postgresql://USER:PASSWORD@localhost/NAME --query="oscar winners in 1953"
 
-The server has the extension `vector`: the package postgresql-16-pgvector of Ubuntu 24.04.
+The server needs the extension `vector` (package postgresql-16-pgvector of Ubuntu 24.04).
 """
 
 import argparse
@@ -37,7 +37,7 @@ def load(connection: psycopg.Connection, table: str, embeddings: Path, size: int
 
 
 def main() -> None:
-    """Loads the passages the first time, and prints the best for a query."""
+    """Loads the passages on the first call; prints the best ones for a query."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--database", required=True)

@@ -43,6 +43,13 @@ def test_every_batch_has_its_part_of_each_corpus_and_nothing_twice(mixed, exampl
         assert np.concatenate(halves).tolist() == batch_examples(both, even, step).tolist()
 
 
+def test_the_first_document_of_a_corpus_is_held_out_of_it_alone(mixed, monkeypatch):
+    both = open_store(Path(f"2*{mixed['some']},0.5*{mixed['many']}"))
+    spec = BatchSpec(seed=1, batch_size=7, length=30, example="span")
+    monkeypatch.setattr(order, "held_out", lambda *_: np.array([both.corpora[1].first_document]))
+    assert [pool.size for pool in order._pools(both, spec)] == [20, 40 - 1]
+
+
 @pytest.mark.parametrize(
     ("weights", "batch_size", "said"),
     [

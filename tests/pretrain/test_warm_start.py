@@ -140,15 +140,19 @@ def test_another_vocabulary_is_refused(bert, store, tmp_path):
         train(config, tmp_path / "new")
 
 
-def test_a_model_may_know_more_tokens_than_the_store(bert, store):
+@pytest.mark.parametrize("is_in_store", [False, True])
+def test_a_model_may_know_more_tokens_than_the_store(bert, store, tmp_path, is_in_store):
     """The store's tokens are the model's; a token that the model adds is in none of its texts."""
     file = next(bert.rglob("tokenizer.json"))
-    config = default.get_config().unlock()
-    config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
-    opened = open_store(store)
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.add_tokens(["[NEW]"])
     tokenizer.save(str(file))
+    if is_in_store:
+        store = tmp_path / "new"
+        build_store(str(tmp_path / "text.txt"), str(file.parent), store, max_length=16)
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
+    opened = open_store(store)
     first_model(resolve(config, opened), opened)
 
 

@@ -13,6 +13,7 @@ from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.representation import Representation
 from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.comparison import (
+    changes_between,
     measure_all,
     rank_by_bm25,
     search_flags,
@@ -80,6 +81,19 @@ def test_bm25_is_a_baseline_beside_the_models_that_are(tmp_path, monkeypatch, ba
         monkeypatch.setattr(comparison, name, lambda *arguments: None)
     comparison.compare_models(tmp_path, Trial(tmp_path), models, baselines)
     assert [*given[0]] == expected
+
+
+def test_what_changes_is_shown_in_the_passages_that_are_searched(folder):
+    """Where they lie apart from judgments: those beside the judgments are others."""
+    names = [*(f"p{i}" for i in range(N)), "x"]
+    records = [{"_id": name, "text": "from elsewhere"} for name in names]
+    apart = write_records(folder / "apart.jsonl", records)
+    trial = Trial(folder / "data", metrics=("MRR@10",), corpus=apart)
+    rankings = [Ranking(name, folder / f"{name}.trec") for name in ("second", "first")]
+    changes = changes_between(trial, *measure_all(trial, rankings, texts))
+    assert len(changes.gained) > 1
+    moves = [move for change in changes.gained for move in change.moves]
+    assert {move.words for move in moves} == {"from elsewhere"}
 
 
 def test_copies_of_relevant_passages_are_counted_for_each_row(folder, caplog):

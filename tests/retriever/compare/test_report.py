@@ -112,14 +112,18 @@ def test_p_of_a_comparison_is_corrected_for_its_rows():
 
 
 def test_a_table_has_signed_differences_and_what_a_ranking_costs():
-    metrics = {"nDCG@10": 0.5, "Recall@100": 0.75}
+    metrics = {"nDCG@10": 0.5, "Recall@100": 0.75, "MRR@10": 0.25}
     tests = {"nDCG@10": comparison_of(0.5, 0.25), "Recall@100": comparison_of(0.01, -0.125)}
+    tests["MRR@10"] = comparison_of(0.3, 0.125)
     rows = [
         ranked("BM25", "", False, metrics, tests, 1234.4),
         ranked("a", "a", False, metrics, {}, 0.6, vectors=(12_345, 384)),
     ]
     assert comparison_table(rows) == [
-        ["", "nDCG@10", "95 %", "p", "Recall@100", "vectors", "seconds"],
-        ["BM25", "0.500 (+0.250)", "+0.150 to +0.350", "0.5", "0.750 (-0.125)", "", "1,234"],
-        ["a", "0.500", "", "", "0.750", "12,345 x 384", "1"],
+        ["", "nDCG@10", "95 %", "p", "Recall@100", "MRR@10", "vectors", "seconds"],
+        [
+            *("BM25", "0.500 (+0.250)", "+0.150 to +0.350", "0.5"),
+            *("0.750 (-0.125)", "0.250 (+0.125)", "", "1,234"),
+        ],
+        ["a", "0.500", "", "", "0.750", "0.250", "12,345 x 384", "1"],
     ]

@@ -19,6 +19,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.pretrain import warm_start
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
@@ -284,3 +285,22 @@ def test_a_model_that_reads_capitals_needs_a_store_of_such_texts(folder, store, 
     write_json(path, rules | {"do_lower_case": False})
     with pytest.raises(UserError, match="training would see other tokens than the search"):
         first_model(resolve(config, opened), opened)
+
+
+def test_the_search_lowers_texts_where_the_model_does(folder, store, monkeypatch):
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(folder)
+    experiment, tokens = resolve(config, open_store(store)), open_store(store)
+    model, lowers = opened(folder), []
+
+    def search_reader(tokenizer, *, lowers_case):
+        lowers.append(lowers_case)
+        return read(tokenizer, lowers_case=lowers_case)
+
+    read = warm_start.search_reader
+    monkeypatch.setattr(warm_start, "search_reader", search_reader)
+    for lowers_case in (False, True):
+        start = model._replace(lowers_case=lowers_case)
+        monkeypatch.setattr(warm_start, "open_model", lambda *_, start=start, **__: start)
+        first_model(experiment, tokens)
+    assert lowers == [False, True]

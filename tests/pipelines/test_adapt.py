@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from cocondenser_jax.configs.adapt import fit
 from cocondenser_jax.convert import resolve
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.corpus.sources import documents_sha256
+from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
 from cocondenser_jax.model_folder.model import open_model
@@ -424,6 +426,20 @@ def test_an_accelerator_takes_larger_batches_where_a_corpus_has_a_hundred():
 def test_a_small_corpus_is_read_eight_times_at_most():
     for n_spans, steps in ((100, 25), (480, 120), (400, 100)):
         assert fit(n_spans, 1, on_cpu=True).train.steps == steps
+
+
+@pytest.mark.parametrize("pairs", ["sentence", "crops"])
+def test_pairs_are_chosen_by_spans_of_the_whole_store(monkeypatch, pairs):
+    """Those at its start may be of another kind: here, of one sentence or of several."""
+    monkeypatch.setattr(proposal, "_SPANS_LOOKED_AT", 8)
+    starts_NxL = np.zeros((40, 5), np.int8)
+    starts_NxL[:, 0] = STARTS_SENTENCE
+    of_several = slice(10, None) if pairs == "sentence" else slice(10)
+    starts_NxL[of_several, 3] = STARTS_SENTENCE
+    store = SimpleNamespace(
+        n_spans=40, max_length=7, read_spans=lambda rows, n: (None, starts_NxL[rows, :n], None)
+    )
+    assert proposal.propose_for(store).data.pairs == pairs
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

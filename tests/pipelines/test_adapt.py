@@ -408,6 +408,15 @@ def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
     assert seen[2:] == [(100.0, "crops", 64)]
 
 
+def test_tokens_are_compared_behind_both_prompts(model_folder, monkeypatch):
+    compared = []
+    note = lambda folder, tokenizer, read, *given: compared.append(given)  # noqa: E731
+    monkeypatch.setattr(proposal, "require_same_tokens", note)
+    start = open_model(model_folder, Given(query_prompt="q: ", passage_prompt="p: "))
+    shape, _ = proposal.require_trainable(start)
+    assert compared == [(["", "p: ", "q: "], shape.longest_text)]
+
+
 def test_a_cpu_takes_what_was_measured():
     config = fit(6_000, 1, on_cpu=True)
     assert (config.data.batch_size, config.data.length, config.train.steps) == (32, 128, 120)

@@ -215,6 +215,7 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
         ("a.txt", "<DOC>\n<DOCNO> 1 </DOCNO>", "a.txt:1: a tag of TREC's topics or documents"),
         ("a.txt", "<top>\n<num> 1\n</top>", "a.txt:1: expected <top>, a <num>, a <title> with"),
         ("a.txt", "<top>\n<num> 1\n<title> a", "a.txt:1: a topic without </top>"),
+        ("a.txt", "<top>\n<num>7\n<title>a\n</top>\n" * 2, "a.txt:5: the id '7' occurs twice"),
         ("a.txt", "<top>\n<title> a\n<top>\n<num> 2\n</top>", "a.txt:1: expected <top>, a <num>"),
         ("a.txt", "1 who is a\n12 who is b\n101 who", "a.txt: each of its 3 lines begins with a"),
     ],

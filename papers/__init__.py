@@ -1,1 +1,1 @@
-"""Tables of the papers, the recipes that make their figures, and the program that runs them."""
+"""The papers' tables, recipes for their figures, and the program that runs them."""

@@ -31,20 +31,20 @@ def beam_batches(
 ) -> np.ndarray:
     """Makes hard batches, one after the other, by the study's beam search (its section 3.2).
 
-    A batch B starts with random pairs of those left. While that makes it harder, a pair d_r of it
-    is replaced by a pair d_a of those left: of the k pairs d_r with the largest h(B − d_r), and for
-    each of them the k pairs d_a with the largest h(B − d_r + d_a), the two that make B hardest.
+    A batch B starts with random unused pairs. While this increases its hardness, a pair d_r is
+    replaced by an unused pair d_a. Candidates are the k pairs d_r with the largest h(B − d_r), and
+    for each of them the k pairs d_a with the largest h(B − d_r + d_a); the hardest B is chosen.
 
     As in the study, d_a is among the best passages of the queries in B, `candidates`, 100 of each
     query by `data.batch_depth`, or its query is near a passage in B: here, has that passage among
     its best; the study takes the 100 best queries of each passage.
 
     Args:
-      candidates: as for `hard_batches.greedy_batches`, like the rest.
+      candidates: see `hard_batches.greedy_batches`, also for the other arguments.
       batch_size: pairs per batch.
-      seed: decides the random order, with `epoch`.
+      seed: determines the random order, together with `epoch`.
       epoch: from 0.
-      conflicts: pairs that should not meet.
+      conflicts: pairs that should not share a batch.
 
     Returns:
       batches_MxB.
@@ -65,7 +65,7 @@ def beam_batches(
 def _make_harder(
     batch_B: np.ndarray, scores: scipy.sparse.csr_array, is_left_N: np.ndarray, least_gain: float
 ) -> bool:
-    """Replaces a pair of a batch; returns whether that made it harder by more than `least_gain`."""
+    """Replaces a pair of a batch; returns whether its hardness increased by over `least_gain`."""
     rows_BxN = scores[batch_B]
     contribution_B = rows_BxN[:, batch_B].sum(axis=1)  # what h(B) loses without a pair
     near_C = np.setdiff1d(rows_BxN.indices, batch_B)

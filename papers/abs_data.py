@@ -2,12 +2,12 @@
 
 python -m papers.abs_data --data=DATA --run=runs/bm25.dev.small.trec --out=runs/abs
 
-OUT, a data folder, gets links to the passages and the training queries of DATA, and the split dev:
-1,500 queries, each with one relevant passage, and `dev.trec`, for each of them 99 passages drawn
-from its top 1,000 in the run. OUT/test is a data folder of its own for the full ranking: the split
-test, 4,980 other queries, and the passages that the run has for them or that are relevant.
+OUT is a data folder with links to the passages and training queries of DATA, and with the split
+dev: 1,500 queries with one relevant passage each, and `dev.trec` with 99 passages for each query,
+drawn from its top 1,000 in the run. OUT/test is another data folder, for the full ranking: the
+split test, 4,980 other queries, and the passages that are relevant or in the run for them.
 
-The study does not say which queries these are, nor which 3,128,597 passages it ranks; it says that
+The study does not identify these queries, nor the 3,128,597 passages that it ranks; it states that
 each dev query has a top 1,000, without ranks. Those of 4,980 queries are at most 4,980,000.
 """
 
@@ -35,7 +35,7 @@ SEED = 0
 
 
 def write_splits(data: Path, run_file: Path, out: Path, n_dev: int, n_test: int) -> None:
-    """Writes both data folders: see the module."""
+    """Writes both data folders, described at the top of this file."""
     queries, qrels = read_split(data, "dev.small")
     relevant = with_positives(qrels)
     if n_dev + n_test > len(relevant):

@@ -3,8 +3,8 @@
 python -m papers.abs_rank --config=configs/finetune.py:adaptive --workdir=runs/rank ...
 
 takes the flags of `cocondenser finetune`. The contrastive loss is computed from learned scores
-instead of inner products. Their parameters are in no checkpoint and belong to one process, so a run
-cannot be resumed or shared.
+instead of inner products. Their parameters are not in checkpoints and exist in one process only, so
+a run cannot be resumed or use several processes.
 """
 
 import argparse

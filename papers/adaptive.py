@@ -99,7 +99,7 @@ def _trained(program: str, model: str, queries: int, name: str, *settings: str) 
     )
 
 
-# ---- how they are measured ----
+# ---- measurements ----
 
 
 def dev(retriever: Step) -> Step:
@@ -108,7 +108,7 @@ def dev(retriever: Step) -> Step:
 
 
 def full(retriever: Step) -> Step:
-    """Measures a retriever on the test queries; every one of about 3 million passages is ranked."""
+    """Measures a retriever on the test queries, over about 3 million passages."""
     out = f"{retriever.out}/full.json"
     search = Search(SPLITS, RANKED.folder, 4_980, 100, ("--split=test",))
     run = vectors.run(retriever, RANKED, search, f"{out}.trec")

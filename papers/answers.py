@@ -91,7 +91,7 @@ def answer_accuracy(
 def without_answers(
     run: Run, answers: Mapping[str, Sequence[str]], passages: Mapping[str, str]
 ) -> Run:
-    """Returns a run without the passages that hold an answer to their question."""
+    """Returns a run without the passages that contain an answer to their question."""
     text_of = functools.cache(lambda passage: prepare(passages[passage]))
     pool: Run = {}
     for question, scores in run.items():
@@ -101,11 +101,11 @@ def without_answers(
 
 
 def make_matcher(answers: Sequence[str]) -> Callable[[str], bool]:
-    """Makes a test whether a passage, as `prepare` returns it, holds one of the answers.
+    """Returns a function that tells whether a passage, from `prepare`, contains an answer.
 
-    It does if its tokens contain the answer's in order and without a gap, both in Unicode's NFD
-    form and in lower case. A token is a sequence of letters, digits and marks, or any other single
-    character that is neither white space nor control. An answer without a token is never found.
+    It does if its tokens contain those of the answer contiguously, both in Unicode's NFD form and
+    in lower case. A token is a sequence of letters, digits and marks, or any other single character
+    that is neither white space nor control. An answer without tokens is never found.
     """
     tokens = [answer for answer in map(prepare, answers) if answer.strip()]
     return lambda text: any(answer in text for answer in tokens)
@@ -114,7 +114,7 @@ def make_matcher(answers: Sequence[str]) -> Callable[[str], bool]:
 def prepare(text: str) -> str:
     """Normalizes a text to the form in which answers are searched for."""
     normal = unicodedata.normalize("NFD", text)
-    # Tokens hold no space: between spaces, a substring matches whole tokens only.
+    # Tokens contain no spaces, so a substring between spaces matches only whole tokens.
     return f" {' '.join(_TOKEN.findall(normal))} ".lower()
 
 

@@ -1,7 +1,7 @@
-"""What commands take of a core and of a disk, for estimates.
+"""Estimates the core seconds and disk space of commands.
 
 The rates were measured on one core of an Intel Xeon at 2.1 GHz with AVX-512, most of them on
-Wikipedia's paragraphs of 84 words. What a GPU computes is counted in `Step.flop`.
+Wikipedia's paragraphs of 84 words. The work of GPUs is counted in `Step.flop`.
 """
 
 VECTOR = 768  # numbers
@@ -32,7 +32,7 @@ def exact_search(n_queries: float, n_vectors: float) -> float:
 
 
 def bm25(n_queries: float, n_passages: float, words: float) -> float:
-    """Returns the core seconds to index passages of so many words, and to rank them."""
+    """Returns the core seconds to index passages of `words` words, and to rank them."""
     return n_passages * (words * _INDEXED_WORD + n_queries * _LEXICAL_SCORE)
 
 
@@ -42,17 +42,17 @@ def tokenizing(characters: float) -> float:
 
 
 def store_bytes(characters: float) -> float:
-    """Returns how large a token store of a text is."""
+    """Returns the bytes of a token store of a text."""
     return characters / _CHARACTERS_PER_TOKEN * TOKEN_BYTES
 
 
 def stored_bytes(n_passages: float, characters: float, n_negatives: float) -> float:
-    """Returns how large `finetune.stored` is, which a run reads and deletes at its end."""
+    """Returns the bytes of `finetune.stored`, which a run deletes at its end."""
     return n_passages * (characters + _STORED_ROW) + _STORED_NEGATIVE * n_negatives
 
 
 def mining(n_read: float, n_written: float) -> float:
-    """Returns the core seconds to read results of runs, and to write others."""
+    """Returns the core seconds to read and write results of runs."""
     return n_read * _RESULT_READ + n_written * _RESULT_WRITTEN
 
 
@@ -67,10 +67,10 @@ def drawing(n_triples: float) -> float:
 
 
 def run_bytes(n_results: float) -> float:
-    """Returns how large a run is."""
+    """Returns the bytes of a run."""
     return n_results * _RESULT_BYTES
 
 
 def embeddings_bytes(n_passages: float, characters: float) -> float:
-    """Returns how large embeddings in float16 are, with passages of so many characters."""
+    """Returns the bytes of float16 embeddings, with passages of `characters` characters."""
     return n_passages * (2 * VECTOR + characters)

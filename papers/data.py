@@ -1,4 +1,4 @@
-"""What no command makes, and where people get it."""
+"""Inputs that no command makes, with their sources."""
 
 from papers.steps import Step
 

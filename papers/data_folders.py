@@ -1,6 +1,6 @@
-"""The folders that recipes read, made of published files: see get_data.py.
+"""Makes the folders that recipes read from published files; see get_data.py.
 
-Each function gets the sources by the names of files or members, and fills a new folder.
+Each function takes sources, by the names of files or members, and fills a new folder.
 """
 
 import gzip
@@ -78,7 +78,7 @@ def _write_splits(files: Files, folder: Path) -> None:
 
 
 def _held_out(files: Files) -> tuple[list[list[str]], list[list[str]]]:
-    """Draws queries of dev, with their judgments, of which dev.small has none."""
+    """Draws queries of dev that are not in dev.small, with their judgments."""
     small = {row[0] for row in _rows(files["queries.dev.small.tsv"])}
     judged = [row for row in _rows(files["qrels.dev.tsv"]) if row[0] not in small]
     names = sorted({row[0] for row in judged})
@@ -123,7 +123,7 @@ def _write_rows(path: Path, rows: Iterable[list[str]]) -> None:
 
 
 def write_dpr(files: Files, folder: Path) -> None:
-    """Takes DPR's files under the names of their addresses, test questions unpacked."""
+    """Links or copies DPR's files under their published names, test questions unpacked."""
     for name, (source,) in files.items():
         is_questions = name.endswith((".qa.csv", ".qa.csv.gz"))
         _take(source, folder / (name.removesuffix(".gz") if is_questions else name))
@@ -133,7 +133,7 @@ def write_dpr(files: Files, folder: Path) -> None:
 
 
 def write_packed(files: Files, folder: Path) -> None:
-    """Takes the files under their names."""
+    """Links or copies the files under their names."""
     for name, (source,) in files.items():
         _take(source, folder / name)
 
@@ -146,7 +146,7 @@ def copy_all(files: Files, folder: Path) -> None:
 
 
 def _take(source: Source, target: Path) -> None:
-    """Links a file that is compressed as the target's name says; else copies it."""
+    """Links a file with the compression in the target's name; copies any other."""
     if not source.member and (source.path.suffix == ".gz") == (target.suffix == ".gz"):
         target.symlink_to(source.path.resolve())
         return
@@ -163,7 +163,7 @@ def _take(source: Source, target: Path) -> None:
 
 
 def link_texts(files: Files, folder: Path) -> None:
-    """Links files of articles into one folder; wikiextractor's get an ending."""
+    """Links files of articles into one folder; wikiextractor's get a suffix."""
     ((_, sources),) = files.items()
     for path, _ in sources:
         ending = "" if path.suffix in (".parquet", ".jsonl") else ".jsonl"
@@ -191,7 +191,7 @@ def write_books(files: Files, folder: Path) -> None:
 
 
 def _joined(first: list[str], others: Iterator[str], n_joined: int) -> Iterator[str]:
-    """Yields documents of so many texts."""
+    """Yields documents of `n_joined` texts each."""
     for start in range(0, len(first), n_joined):
         texts = first[start : start + n_joined]
         yield " ".join([*texts, *islice(others, n_joined - len(texts))])

@@ -46,7 +46,7 @@ def round1(model: str) -> Step:
 
 
 def round2(model: str) -> Step:
-    """Round 2, from the pre-trained model again, with what round 1 ranks high."""
+    """Round 2, again from the pre-trained model, with negatives that round 1 ranks highly."""
     return _trained(model, "round2", _mined(model))
 
 
@@ -87,12 +87,12 @@ def _mined(model: str) -> Step:
 
 
 def dev(ranked: Step | Ranker) -> Step:
-    """Measures a retriever, or what makes runs, on the development queries."""
+    """Measures a retriever or ranker on the development queries."""
     return _measured(ranked, "dev", "MRR@100")
 
 
 def dl19(ranked: Step | Ranker) -> Step:
-    """Measures it on the 43 queries of TREC Deep Learning 2019."""
+    """Measures a retriever or ranker on the 43 queries of TREC Deep Learning 2019."""
     return _measured(ranked, "dl19", "nDCG@10")
 
 

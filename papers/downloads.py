@@ -1,6 +1,6 @@
-"""Files as they are published: their names, addresses, sizes and checksums; and how they are read.
+"""Published files: their names, addresses, sizes and checksums; finding and reading them.
 
-Sizes and MD5 sums are those that ir_datasets (MacAvaney et al., arXiv 2103.02280) checks.
+Sizes and MD5 sums are those of ir_datasets (MacAvaney et al., arXiv 2103.02280).
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Published(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a file is: itself, or a member of an archive."""
+    """The place of a file: a path, or a member of an archive."""
 
     path: Path
     member: str = ""
@@ -46,9 +46,9 @@ class Source(NamedTuple):
 
 
 def find(folder: Path, wanted: Published) -> dict[str, list[Source]] | None:
-    """Finds what is wanted below a folder, by the names of files or members; None if it is not.
+    """Finds a published file below a folder, by the names of files or members; None if missing.
 
-    The members of an archive may lie there unpacked.
+    Members of an archive may be unpacked.
     """
     if not wanted.members:
         paths = next(filter(None, (_below(folder, name) for name in _names(wanted))), None)
@@ -71,9 +71,9 @@ def _below(folder: Path, name: str) -> list[Path]:
 
 
 def require_as_published(wanted: Published, paths: Iterable[Path]) -> None:
-    """Raises a UserError for a file whose size or checksum is not that of the published one.
+    """Raises a UserError for a file with another size or checksum than the published one.
 
-    Files under other names were unpacked or converted: nothing is known of them.
+    Files under other names were unpacked or converted, and are not checked.
     """
     for path in paths:
         if path.name != wanted.name:
@@ -129,7 +129,7 @@ def _open_member(source: Source) -> Iterator[IO[bytes]]:
                         yield file
                     return
     else:
-        # One after another: to look for a member by its name would read the archive twice.
+        # In order, since looking for a member by name would read the archive twice.
         with tarfile.open(source.path, "r|*") as packed:
             for entry in packed:
                 if entry.isfile() and Path(entry.name).name == source.member:
@@ -139,7 +139,7 @@ def _open_member(source: Source) -> Iterator[IO[bytes]]:
 
 
 def read_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
-    """Yields number and tab-separated fields of each line that is not blank; CRLF may end it."""
+    """Yields the number and tab-separated fields of each non-blank line; CRLF is accepted."""
     with opened(source) as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -1,15 +1,15 @@
-r"""Make a data folder of DPR's questions: with answers, and those to train on with negatives.
+r"""Make a data folder from DPR's questions, with answers and, for training, with negatives.
 
 python -m papers.dpr --passages=psgs_w100.tsv.gz --questions=biencoder-nq-train.json.gz \
   --out=data/train
 python -m papers.dpr --passages=psgs_w100.tsv.gz --questions=nq-test.qa.csv --out=data/test
 
-OUT gets a link to the passages, `queries.jsonl`, `answers.jsonl` and, of a .json file, the split
-train (`qrels/train.tsv`) and `negatives.trec`. A question's id is its number, from 0, in the file,
-or in several files, one after another.
+OUT receives a link to the passages, `queries.jsonl`, `answers.jsonl` and, for .json files, the
+split train (`qrels/train.tsv`) and `negatives.trec`. A question's id is its number, from 0, counted
+over all files.
 
-As in DPR's training, the first of `positive_ctxs` is relevant (the others only hold an answer); the
-negatives are `hard_negative_ctxs` or, without any, `negative_ctxs`, which are random.
+As in DPR's training, the first of `positive_ctxs` is relevant (the others only contain an answer);
+negatives are `hard_negative_ctxs` or, if there are none, `negative_ctxs`, which are random.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Question(NamedTuple):
 
 
 def read_questions(path: Path) -> Iterator[Question]:
-    """Reads a .json file of training questions, or a .csv of questions and lists of answers."""
+    """Reads training questions from a .json file, or questions with answers from a .csv file."""
     is_json = ".json" in path.suffixes
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -73,7 +73,7 @@ def _parse_list(text: str) -> list[str]:
 
 
 def write_folder(files: Sequence[Path], passages: Path, out: Path) -> None:
-    """Writes the data folder, whole or not at all: see the module."""
+    """Writes the data folder, described at the top of this file, atomically."""
     by_id: dict[str, Question] = {}
     for file in files:
         n_before = len(by_id)

@@ -8,7 +8,7 @@ from papers.steps import Epochs, Step, best, choices, label, most
 
 
 class Task(NamedTuple):
-    """What encoders of sentences are trained and evaluated on."""
+    """A task on which sentence encoders are trained and evaluated."""
 
     name: str  # of papers/sentences.py
     data: Step
@@ -48,7 +48,7 @@ def stsb(model: str, rows: int = 0) -> Step:
 
 
 def stsb_few(model: str, rows: int) -> Step:
-    """The same with as many epochs as are best for BERT (Condenser, A.1)."""
+    """The same with BERT's best number of epochs (Condenser, A.1)."""
     return _tested(STSB, model, rows, _best_epochs(STSB, rows))
 
 
@@ -58,7 +58,7 @@ def sections(model: str, rows: int = 0, epochs: int = 1) -> Step:
 
 
 def sections_few(model: str, rows: int) -> Step:
-    """The same with as many epochs as are best for BERT (Condenser, A.1)."""
+    """The same with BERT's best number of epochs (Condenser, A.1)."""
     return _tested(TRIPLETS, model, rows, _best_epochs(TRIPLETS, rows))
 
 

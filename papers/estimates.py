@@ -1,4 +1,4 @@
-"""What steps take of machines: hours of a TPU or a GPU, hours of a core, room on a disk."""
+"""Estimates the resources of steps: hours of a TPU or GPU, core hours, disk space."""
 
 import shutil
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ UTILIZATION = 0.4  # of the peak, assumed
 
 
 class Estimate(NamedTuple):
-    """What steps take; on one TPU or GPU of each kind."""
+    """The resources of steps, on one TPU or GPU of each kind."""
 
     pretraining: dict[str, float]  # hours by kind
     models: dict[str, float]  # those of each model that is pre-trained, on a TPU
@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(steps: Mapping[Path, Step], folders: Folders) -> Estimate:
-    """Estimates what steps (see `steps.unfinished`) take, in their order."""
+    """Estimates the resources of steps (see `steps.unfinished`) in their order."""
     all_flop = sum(step.flop for step in steps.values())
     pretraining = sum(step.flop for step in steps.values() if is_pretraining(step))
     gpus = [kind for kind in PEAKS if kind != TPU]
@@ -46,7 +46,7 @@ def estimate(steps: Mapping[Path, Step], folders: Folders) -> Estimate:
 
 
 def is_pretraining(step: Step) -> bool:
-    """Returns whether a TPU can make it, too."""
+    """Returns whether a TPU can run a step, too."""
     return any(command[:2] == ["cocondenser", "pretrain"] for command in step.commands)
 
 
@@ -55,7 +55,7 @@ def _hours(flop: float, kind: str) -> float:
 
 
 def _most_bytes(steps: Mapping[Path, Step], freed: Mapping[Path, float]) -> float:
-    """Returns the most bytes at a time: of what is there, and of what a step has while it runs."""
+    """Returns the peak of bytes on disk, of results and of the running step's temporary files."""
     most = held = 0.0
     for path, step in steps.items():
         held += step.bytes
@@ -99,7 +99,7 @@ def _gb(size: float) -> str:
 
 
 def require_room(workdir: Path, found: Estimate, *, deletes: bool) -> None:
-    """Raises a UserError if a disk has less room than steps are estimated to need there."""
+    """Raises a UserError if a disk has less space than the estimate."""
     advice = "choose a --workdir on a larger disk"
     if not deletes:
         advice += f", or give --delete_embeddings: then {_gb(found.least_bytes)} are enough"
@@ -107,7 +107,7 @@ def require_room(workdir: Path, found: Estimate, *, deletes: bool) -> None:
 
 
 def require_free(folder: Path, needed: float, advice: str) -> None:
-    """Raises a UserError if the disk of a folder, which need not exist, has less room than that."""
+    """Raises a UserError if the disk of a folder, which need not exist, has too little space."""
     path = folder.absolute()
     place = next(each for each in (path, *path.parents) if each.exists())
     free = free_bytes(place)
@@ -119,5 +119,5 @@ def require_free(folder: Path, needed: float, advice: str) -> None:
 
 
 def free_bytes(folder: Path) -> float:
-    """Returns the room on the disk of a folder."""
+    """Returns the free bytes on the disk of a folder."""
     return float(shutil.disk_usage(folder).free)

@@ -1,12 +1,11 @@
-"""Make the data that the papers' recipes read, of files as they are published.
+"""Make the data for the papers' recipes from published files.
 
   python -m papers.get_data --list --downloads=downloads
   python -m papers.get_data msmarco dpr --downloads=downloads --data=data
 
-It downloads nothing: the files are looked for in DOWNLOADS and its subfolders, and those that are
-missing are named with their addresses. Sizes and checksums are compared where they are known. Each
-data set becomes a folder of DATA, whole or not at all; one that is there is left as it is. Large
-files are links to the downloads, which must stay.
+It downloads nothing: it looks for the files in DOWNLOADS and its subfolders, and names missing ones
+with their addresses. Known sizes and checksums are compared. Each data set becomes a folder in
+DATA, atomically; existing ones are kept. Large files are links to the downloads, which must stay.
 """
 
 import argparse
@@ -31,7 +30,7 @@ Files = Mapping[str, list[Source]]
 
 
 class DataSet(NamedTuple):
-    """A folder that recipes read, and of which files it is made."""
+    """A folder that recipes read, and the files from which it is made."""
 
     files: tuple[Published, ...]
     make: Callable[[Files, Path], None]
@@ -93,7 +92,7 @@ def _of_documents(name: str, size: int = 0, md5: str = "") -> Published:
 
 
 def _of_dpr(path: str, size: int = 0, md5: str = "", unpacked: str = "") -> Published:
-    """A file of DPR; its download_data.py unpacks it to a name of its own."""
+    """A file of DPR, with the name to which its download_data.py unpacks it."""
     name = path.rpartition("/")[2]
     plain = name.removesuffix(".gz")
     others = tuple(dict.fromkeys(each for each in (plain, unpacked) if each and each != name))
@@ -209,11 +208,11 @@ DATA_SETS = {
 
 
 def get_data(names: Sequence[str], downloads: Path, data: Path) -> None:
-    """Makes data sets, those that are not there yet: see the module.
+    """Makes the missing data sets, as described at the top of this file.
 
     Raises:
-      UserError: naming all files that are missing, before anything is written; or for a file that
-        is not as it is published.
+      UserError: naming all missing files, before anything is written; or for a file that differs
+        from the published one.
     """
     wanted = {name: lookup(DATA_SETS, name, "data set") for name in names}
     left = {name: each for name, each in wanted.items() if not (data / name).exists()}

@@ -1,4 +1,4 @@
-"""How this machine's GPUs run the commands of recipes, which name none."""
+"""Adapts the commands of recipes to this machine's GPUs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,16 +7,15 @@ from papers.steps import Command
 
 
 def on_gpus(command: Command, gpus: Sequence[str]) -> tuple[Command, Mapping[str, str]]:
-    """Returns a command for a machine, and what its environment gets.
+    """Returns a command for this machine, and additions to its environment.
 
-    Where there are several GPUs, `finetune` runs in a process on each, or on as many as its batch
-    can be divided among: the batch stays that of the recipe. What trains in one process
-    (`python -m papers.abs_rank`) sees the first GPU alone. Exact search is on a GPU, if there is
-    one.
+    With several GPUs, `finetune` runs in a process on each, or on as many as can share the recipe's
+    batch equally. Programs that train in one process (`python -m papers.abs_rank`) see only the
+    first GPU. Exact search uses a GPU if there is one.
 
     Args:
-      command: of a recipe.
-      gpus: those that are visible, as CUDA_VISIBLE_DEVICES names them.
+      command: the command of a recipe.
+      gpus: the visible GPUs, named as in CUDA_VISIBLE_DEVICES.
     """
     if command[:2] == ["cocondenser", "retrieve"] and gpus:
         return [*command, "--device=cuda"], {}
@@ -32,7 +31,7 @@ def on_gpus(command: Command, gpus: Sequence[str]) -> tuple[Command, Mapping[str
 
 
 def _processes(flags: Sequence[str], n_gpus: int) -> int:
-    """Returns the largest number of processes that the queries of a step can be divided among."""
+    """Returns the largest number of processes that can share the queries of a step equally."""
     spec = next(flag for flag in flags if flag.startswith("--config="))
     overrides = [flag for flag in flags if flag.startswith("--config.")]
     config = load_config(spec.removeprefix("--config="), overrides, tasks=FINE_TUNING)

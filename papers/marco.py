@@ -31,7 +31,7 @@ CROSS_ENCODER_CONFIG = "configs/cross_encoder.py"
 
 
 class Collection(NamedTuple):
-    """Passages with queries and judgments, and what retrievers are told of them."""
+    """Passages with queries and judgments, and the settings of retrievers for them."""
 
     passages: Passages
     work: str  # the folder of what is made of them
@@ -61,14 +61,14 @@ _COLLECTIONS = {"titled": TITLED, "untitled": UNTITLED}
 
 
 class Retriever(NamedTuple):
-    """A retriever, and what it was trained on, which it ranks, too."""
+    """A retriever, and the collection that it was trained on and searches."""
 
     step: Step
     collection: Collection
 
 
 class Ranker(NamedTuple):
-    """What makes the run of a split, and the folder of its judgments."""
+    """A function that makes the run of a split, and the folder of its judgments."""
 
     run: Callable[[str], Step]
     data: Step
@@ -94,7 +94,7 @@ TRIPLES = Step(
 
 
 def negatives(collection: Collection) -> Step:
-    """The negatives of round 1: not relevant by the judgments."""
+    """The negatives of round 1, without passages judged relevant."""
     out = f"{collection.work}/negatives.trec"
     command = commands.mine([TRIPLES.out], collection.data.out, 200, out, "--split=train")
     return Step(
@@ -106,7 +106,7 @@ def negatives(collection: Collection) -> Step:
     )
 
 
-# ---- what ranks ----
+# ---- rankings ----
 
 
 def bm25(k1: float = 0.9, b: float = 0.4) -> Ranker:
@@ -183,7 +183,7 @@ def round1_few(model: str, queries: int) -> Retriever:
 
 
 def held_out(model: str, queries: int, epochs: int) -> Step:
-    """Measures round 1 on the 2,000 queries that the number of epochs is chosen by."""
+    """Measures round 1 on the 2,000 queries for choosing the number of epochs."""
     return _measured(round1(model, queries, epochs), "held", "MRR@10")
 
 
@@ -233,7 +233,7 @@ def mined(model: str) -> Step:
 
 
 def soft_labels(model: str) -> Retriever:
-    """Round 2, taught by the scores of a cross-encoder (coCondenser, table 3)."""
+    """Round 2, distilled from the scores of a cross-encoder (coCondenser, table 3)."""
     labels = _labels(model)
     settings: Settings = {"loss.name": "soft_labels", "loss.teacher_run": labels.out}
     trained = _trained(
@@ -282,11 +282,11 @@ def cross_encoder(model: str, pool: Step, out: str, settings: Settings) -> Step:
     )
 
 
-# ---- rankings reranked, and several rankings in one ----
+# ---- reranking and fusion ----
 
 
 def reranked(model: str, seed: int = 42) -> Ranker:
-    """The run of round 2, ranked by a cross-encoder that learned from such runs."""
+    """The run of round 2, reranked by a cross-encoder trained on such runs."""
 
     def run(split: str) -> Step:
         judge = cross_encoder(
@@ -315,16 +315,16 @@ def ensemble(model: str) -> Ranker:
     return Ranker(run, MSMARCO)
 
 
-# ---- how it is measured ----
+# ---- measurements ----
 
 
 def dev(ranked: Retriever | Ranker) -> Step:
-    """Measures a retriever, or what makes runs, on the 6,980 development queries."""
+    """Measures a retriever or ranker on the 6,980 development queries."""
     return _measured(ranked, "dev.small", "MRR@10,Recall@100,Recall@1000")
 
 
 def dl19(ranked: Retriever | Ranker) -> Step:
-    """Measures it on the 43 queries of TREC Deep Learning 2019."""
+    """Measures a retriever or ranker on the 43 queries of TREC Deep Learning 2019."""
     return _measured(ranked, "dl19", "nDCG@10")
 
 
@@ -346,7 +346,7 @@ def dense(retriever: Retriever, split: str, depth: int = 1000) -> Step:
 
 
 def neighborhood(model: str, miner: str = "") -> Step:
-    """How much of round 2's first passages are among those of round 1 (coCondenser, figure 3)."""
+    """The share of round 2's first passages among those of round 1 (coCondenser, figure 3)."""
     first = dense(round1(model), "dev.small")
     second = dense(round2(model, miner), "dev.small")
     out = f"$WORK/figures/neighborhood-{model}.svg"

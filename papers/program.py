@@ -1,4 +1,4 @@
-"""The command line that repeats rows of tables."""
+"""The command line for repeating rows of tables."""
 
 import argparse
 import os
@@ -39,7 +39,7 @@ from papers.tables import (
 
 
 class Study(NamedTuple):
-    """Tables, the functions that they name, and the program that repeats them."""
+    """Tables, their recipes, and the program that repeats them."""
 
     program: str  # such as python -m papers.reproduce
     folder: Path  # of the .yaml files
@@ -68,7 +68,7 @@ def run_program(study: Study, description: str, argv: Sequence[str] | None = Non
 
 
 def end_on_signals() -> None:
-    """Lets a process end cleanly that is asked to, and in silence after `--list | head`."""
+    """Makes the process end cleanly at a signal, and silently after `--list | head`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -167,7 +167,7 @@ def _print_plan(table: Table, steps: Mapping[Path, Step], folders: Folders) -> N
 
 
 def execute(command: Command, seconds: float | None = None) -> int:
-    """Runs a recipe's command in a process of its own: JAX and PyTorch would share a device.
+    """Runs a recipe's command in its own process, so that JAX and PyTorch do not share a device.
 
     `cocondenser ...` and `python ...` run with this Python, whatever is on the PATH.
 

@@ -1,4 +1,4 @@
-"""Append a projection to a retriever: its vectors are then A·h, A a new matrix, h the pooled ones.
+"""Append a projection to a retriever, whose vectors become A·h for a new matrix A and pooled h.
 
 python -m papers.project --model=runs/model --size=768 --out=runs/projected
 
@@ -19,8 +19,8 @@ from papers.figures.output import at_least, run_script
 
 
 def write_projected(folder: Path, size: int, seed: int, out: Path) -> None:
-    """Writes the retriever with a matrix drawn by seed, whole or not at all."""
-    # As `finetune` would, and of vectors as they are pooled.
+    """Writes the retriever with a random matrix, drawn by the seed, atomically."""
+    # Loaded as by `finetune`, with unnormalized pooled vectors.
     model = load_retriever(folder, given=Given(similarity="dot"), plain=AS_IN_PAPERS)
     n_inputs = model.get_embedding_dimension() or 0
     with new_parameters(seed):

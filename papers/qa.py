@@ -38,7 +38,7 @@ def _both(run: Callable[[Name], Step]) -> Both:
     return Both(run("nq"), run("trivia"))
 
 
-# ---- what ranks ----
+# ---- rankings ----
 
 
 def bm25() -> Both:
@@ -99,18 +99,18 @@ def trained_once(name: Name, model: str, queries: int = 0) -> Step:
 
 
 def round2(model: str) -> Both:
-    """Round 2, from the pre-trained model again, with what its round 1 mined.
+    """Round 2, again from the pre-trained model, with negatives mined by its round 1.
 
-    The authors publish what theirs mined for Natural Questions, in DPR's format: hn.json.gz, see
-    docs/repeat_the_papers.md. It saves an encoding of 21 million passages, a search and a mining.
+    The authors publish their mined negatives for Natural Questions in DPR's format (hn.json.gz, see
+    docs/repeat_the_papers.md), which saves encoding 21 million passages, searching and mining.
     """
     return _both(lambda name: dense(_trained_twice(name, model, model), name, "questions"))
 
 
 def round2_published(model: str) -> Both:
-    """Round 2 with the negatives that Condenser's paper has (4.3).
+    """Round 2 with the negatives of Condenser's paper (4.3).
 
-    Natural Questions has those that DPR published, TriviaQA those that Condenser mined.
+    They are published by DPR for Natural Questions, and mined by Condenser for TriviaQA.
     """
     nq = _trained_on_published(model)
     trivia = _trained_twice("trivia", model, miner="condenser")
@@ -194,7 +194,7 @@ def _trained_on_published(model: str) -> Step:
 
 
 def questions(name: Name, split: Split) -> Step:
-    """A data folder: with answers; to train on, with judgments and BM25's negatives, too."""
+    """A data folder with answers and, for training, judgments and BM25's negatives."""
     if split == "train":
         return _folder(f"$WORK/qa/{name}/train", f"biencoder-{name}-train.json.gz")
     return _folder(f"$WORK/qa/{name}/test", f"{name}-test.qa.csv")
@@ -219,7 +219,7 @@ def _folder(out: str, *files: str) -> Step:
     return Step(out, [command], needs=[DPR])
 
 
-# ---- how it is measured ----
+# ---- measurements ----
 
 
 def nq(ranked: Both) -> Step:
@@ -260,7 +260,7 @@ def dense(retriever: Step, name: Name, split: Split) -> Step:
 
 
 def attention(model: str) -> Step:
-    """What CLS attends to, before and after fine-tuning (Condenser, figure 2)."""
+    """The attention of CLS, before and after fine-tuning (Condenser, figure 2)."""
     start = models.find(model)
     retriever = trained_once("nq", model)
     out = f"$WORK/attention/{model}.svg"

@@ -3,8 +3,8 @@
   python -m papers.reproduce --list
   python -m papers.reproduce co/table1 --row=cocondenser --dry_run
 
-The .yaml files beside this one hold the tables, a file per paper: the head of condenser.yaml says
-what they contain. Their rows name functions of the modules below.
+The .yaml files in this folder contain the tables, one file per paper; the top of condenser.yaml
+describes their contents. Their rows name functions of the modules below.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""RocketQA's stages (Qu et al., arXiv 2010.08191) on MS MARCO, with BERT in place of ERNIE."""
+"""RocketQA's stages (Qu et al., arXiv 2010.08191) on MS MARCO, with BERT instead of ERNIE."""
 
 from papers import commands, costs, models
 from papers.commands import Settings
@@ -48,12 +48,12 @@ def cross_batch(model: str) -> Retriever:
 
 
 def hard(model: str) -> Retriever:
-    """The second stage: what the first ranks high, as negatives."""
+    """The second stage, with negatives that the first ranks highly."""
     return _on_negatives(model, "hard", _mined(model))
 
 
 def denoised(model: str) -> Retriever:
-    """The third stage: without the negatives that a cross-encoder takes for relevant."""
+    """The third stage, without negatives that a cross-encoder considers relevant."""
     return _on_negatives(model, "denoised", _clean(model))
 
 

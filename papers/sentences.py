@@ -1,9 +1,9 @@
-"""Train and evaluate sentence encoders, as the Condenser paper does for its tables 1 and 2.
+"""Train and evaluate sentence encoders, as in tables 1 and 2 of the Condenser paper.
 
 python -m papers.sentences train --task=stsb --model=runs/model --data=sts-train.csv --out=runs/stsb
 python -m papers.sentences evaluate --task=stsb --model=runs/stsb --data=sts-test.csv
 
-`--task` says what the data is and how it is trained on (Reimers & Gurevych, arXiv 1908.10084):
+`--task` selects the data and the training (Reimers & Gurevych, arXiv 1908.10084):
 
   stsb      the STS Benchmark: pairs with a score of 0 to 5; mean of (cos(u, v) − score / 5)²,
             4 epochs. Evaluated by the correlation of cosines with scores, times 100.
@@ -58,11 +58,11 @@ SEED = 42
 LABELS = ("contradiction", "entailment", "neutral")
 _STSB_COLUMNS = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
 
-Rows = list[dict[str, Any]]  # the texts first, then what is known of them
+Rows = list[dict[str, Any]]  # the texts first, then their labels
 
 
 class Task(NamedTuple):
-    """What is read, and how it is trained on and evaluated."""
+    """The data, training and evaluation of a task."""
 
     read: Callable[[Path], Rows]
     make_loss: Callable[[SentenceTransformer], torch.nn.Module]
@@ -179,7 +179,7 @@ def read(task: Task, path: Path, n_rows: int = 0) -> datasets.Dataset:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Trains an encoder, and writes its folder, whole or not at all."""
+    """Trains an encoder and writes its folder atomically."""
     task = TASKS[arguments.task]
     require_absent(arguments.out)
     rows = read(task, arguments.data, arguments.train_rows)

@@ -1,7 +1,7 @@
-"""Steps: each makes a file or folder, once, with commands and from what other steps make.
+"""Steps, each of which makes a file or folder once, by commands, from the results of other steps.
 
-A recipe is a function that makes a step. Paths and commands name two folders: $WORK, in which
-everything is made, and $DATA, which holds what no command makes (`--workdir` and `--data`).
+A recipe is a function that returns a step. Paths and commands name two folders: $WORK, for all
+results, and $DATA, for inputs that no command makes (`--workdir` and `--data`).
 """
 
 import shlex
@@ -19,7 +19,7 @@ Command = list[str]
 
 
 class Refused(UserError):
-    """A command ended with status 2, after a line that says why: nothing is to be added."""
+    """A command ended with status 2, after printing its own error line."""
 
 
 class Best(NamedTuple):
@@ -39,9 +39,9 @@ EPOCHS = "$EPOCHS"
 
 
 class Step(NamedTuple):
-    """Commands that make the file or folder `out`; or where people `get` it.
+    """Commands that make the file or folder `out`, or instructions to `get` it.
 
-    A step with neither stands for a part of what it needs.
+    A step with neither stands for a part of another step's result.
     """
 
     out: str
@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
 
 class Folders(NamedTuple):
-    """What $WORK and $DATA stand for."""
+    """The folders $WORK and $DATA."""
 
     work: Path
     data: Path
@@ -78,12 +78,12 @@ class Folders(NamedTuple):
 
 
 def best(measure: Callable[[int], Step], of: Iterable[int], metric: str) -> Best:
-    """Chooses the number of epochs by what `measure` finds for each of those in `of`."""
+    """Returns the choice of the number of epochs in `of` with the best result of `measure`."""
     return Best({number: measure(number) for number in of}, metric, EPOCHS)
 
 
 def choices(*settings: object) -> list[Best]:
-    """Returns those of some settings that are chosen when a step runs."""
+    """Returns the settings that are chosen when a step runs."""
     return [setting for setting in settings if isinstance(setting, Best)]
 
 
@@ -98,14 +98,14 @@ def label(epochs: Epochs) -> str:
 
 
 def within(step: Step, name: str) -> Step:
-    """Returns a file or folder in what a step makes."""
+    """Returns a file or folder inside a step's result."""
     return Step(f"{step.out}/{name}", needs=[step])
 
 
 def unfinished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
-    """Returns the steps to run for those wanted, in order, by their results.
+    """Returns the steps to run for the wanted ones, in order, by their results.
 
-    What only leads to finished steps is left out. Paths and commands are filled in.
+    Steps needed only by finished ones are left out. Paths and commands are filled in.
     """
     steps: dict[Path, Step] = {}
 
@@ -142,7 +142,7 @@ def finished(wanted: Iterable[Step], folders: Folders) -> dict[Path, Step]:
 
 
 def removable(wanted: Iterable[Step], folders: Folders) -> list[Path]:
-    """Returns the temporary folders that no step needs any more to make what is wanted."""
+    """Returns the temporary folders that no unfinished step needs any more."""
     wanted = [*wanted]
     needed = {
         folders.result(need)

@@ -1,9 +1,9 @@
-"""Tables of figures, row by row, and how what was measured compares with them.
+"""Tables of published figures, and their comparison with measurements.
 
-A .yaml file holds `tables`. A row says with `published` (or `measured`, where the figures are ours)
-which functions measure it, and what they found. Such a function gets the step that the row's
-`recipe` makes from the arguments `with`, or these arguments where there is no recipe. A table's
-`recipe` and `with` hold for all its rows; those under the name of a test hold for this test alone.
+A .yaml file contains `tables`. In a row, `published` (or `measured`, for our own figures) names the
+functions that measure it, with their figures. Such a function takes the step that the row's
+`recipe` returns for the arguments `with`, or these arguments if there is no recipe. A table's
+`recipe` and `with` apply to all its rows; those under the name of a test apply only to this test.
 """
 
 import statistics
@@ -87,7 +87,7 @@ def goals_of(table: Table, rows: Sequence[str], recipes: Recipes) -> list[Goal]:
 def _measure(
     levels: Sequence[Mapping[str, Any]], test: str, seed: int | None, recipes: Recipes
 ) -> Step:
-    """Calls a test for a row; of the levels, a later one takes precedence."""
+    """Calls a test for a row; later levels take precedence."""
     arguments = {key: value for level in levels for key, value in level.get("with", {}).items()}
     if seed is not None:
         arguments["seed"] = seed
@@ -103,7 +103,7 @@ def _function(name: str, recipes: Recipes) -> Any:
 
 
 def compare_goals(goals: Sequence[Goal], tolerance: float, folders: Folders) -> list[Comparison]:
-    """Compares what goals measured with the published figures."""
+    """Compares the measurements of goals with the published figures."""
     results: dict[tuple[str, str], list[Any]] = {}
     for goal in goals:
         of_row = results.setdefault((goal.row, goal.test), [])
@@ -142,7 +142,7 @@ def _is_within(difference: float | None, tolerance: float) -> bool | None:
 
 
 def _randomization_p(own: Sequence[Any], others: Sequence[Any]) -> dict[str, float]:
-    """Tests each metric's means over seeds, query by query; {} where there is nothing to test."""
+    """Tests each metric's means over seeds, query by query; {} if there is nothing to test."""
     if not own or not others or own == others:
         return {}
     differences = compare(average_seeds(own), average_seeds(others))

@@ -50,9 +50,9 @@ def _read_pairs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _draw(numbers: "array[int]", depth: int, query: str, seed: int) -> np.ndarray:
-    """Returns those of a query's passages with the smallest keys, which seed and query decide.
+    """Returns the `depth` passages of a query with the smallest keys, given by seed and query.
 
-    So what is drawn of some passages, and then of those drawn and others, is drawn of all.
+    Drawing from a part, and then from the drawn ones and the rest, equals drawing from all.
     """
     distinct_N = np.unique(np.frombuffer(numbers, np.uint32))
     keys_N = _mix(distinct_N + _mix(np.array([zlib.crc32(query.encode()) + (seed << 32)])))

@@ -42,7 +42,7 @@ _ENCODED = "encoded.json"
 
 
 class Search(NamedTuple):
-    """What is searched for, and how far."""
+    """The queries and the depth of a search."""
 
     data: Step
     folder: str  # of the queries

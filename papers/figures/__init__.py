@@ -1,1 +1,1 @@
-"""Scripts that draw the figures of the papers; recipes call them, and so can you."""
+"""Scripts that draw the papers' figures, called by recipes or by users."""

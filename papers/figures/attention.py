@@ -1,4 +1,4 @@
-r"""Plot how broad the attention of CLS is in each layer: its entropy, for several models.
+r"""Plot the entropy of the attention of CLS in each layer, for several models.
 
   python -m papers.figures.attention --model=runs/condenser.model --model=runs/cocondenser.model \
       --texts=data/msmarco --out=attention.svg
@@ -42,14 +42,14 @@ def measure_models(
 ) -> dict[str, Any]:
     """Measures the attention of CLS in several encoders, on the same texts.
 
-    The folders hold retrievers or pre-trained models; each tower counts as an encoder. Of a data
-    folder, its file of passages, or a .txt with one text per line, `n_texts` are drawn by the seed,
-    all where there are fewer, and `passage_length` tokens of each are kept.
+    The folders contain retrievers or pre-trained models; each tower is an encoder. `n_texts` texts,
+    or all if there are fewer, are drawn by the seed from a data folder, its file of passages, or a
+    .txt file with one text per line, and truncated to `passage_length` tokens.
 
     Returns:
       {texts: their number, seed, passage_length, models: {name: {folder, entropy, uniform}}}.
     """
-    # All are loaded first, so that a wrong folder is reported before anything is measured.
+    # All are loaded first, so that a wrong folder is reported before any measurement.
     encoders: dict[str, tuple[Path, Any]] = {
         f"{folder}, {tower}" if tower else str(folder): (folder, encoder)
         for folder in folders
@@ -69,7 +69,7 @@ def measure_models(
 
 
 def _draw_texts(source: Path, n: int, seed: int) -> list[str]:
-    """Draws n texts, or takes all if there are fewer; holds no others in memory."""
+    """Draws n texts, or all if there are fewer; keeps no others in memory."""
     n_texts = sum(1 for _ in _read_texts(source))
     if not n_texts:
         raise UserError(f"{source} holds no text")
@@ -78,7 +78,7 @@ def _draw_texts(source: Path, n: int, seed: int) -> list[str]:
 
 
 def _read_texts(source: Path) -> Iterator[str]:
-    """Yields the lines of a .txt that are not blank, or passages as encoders read them."""
+    """Yields the non-blank lines of a .txt file, or passages as encoders read them."""
     if plain_name(source).endswith(".txt"):
         return (text for _, text in numbered_lines(source))
     return map(passage_text, read_corpus(source))
@@ -98,7 +98,7 @@ def layer_entropies(
     texts: Sequence[str],
     max_tokens: int,
 ) -> LayerEntropies:
-    """Measures how broad the attention of CLS is, per layer, averaged over heads and texts.
+    """Measures the entropy of the attention of CLS per layer, averaged over heads and texts.
 
     The measure is of Clark et al., *What does BERT look at?* (arXiv 1906.04341); Gao and Callan,
     *Condenser* (arXiv 2104.08253), plot it for models before and after fine-tuning. The model, as
@@ -130,7 +130,7 @@ def layer_entropies(
 
 
 def _batches(rows: Sequence[list[int]]) -> Iterator[list[list[int]]]:
-    """Cuts the rows, the longest first, into batches whose attention takes similar memory."""
+    """Splits the rows, longest first, into batches with similar memory for attention."""
     rest = sorted(rows, key=len, reverse=True)
     while rest:
         size = max(1, _MAX_WEIGHTS // len(rest[0]) ** 2)

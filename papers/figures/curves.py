@@ -1,4 +1,4 @@
-r"""Plot what several runs of training logged, by step.
+r"""Plot logged values of several training runs by step.
 
 python -m papers.figures.curves --run=BERT,runs/bert --run=Condenser,runs/condenser --key=loss \
       --until=4600 --log_y --out=loss.svg
@@ -17,10 +17,10 @@ from papers.figures.plot import Axis, write_plot
 
 
 def read_curve(folder: Path, key: str, until: int) -> dict[float, float]:
-    """Reads what a run logged as `key` up to a step (0: to its end), by step.
+    """Reads a run's logged values of `key` by step, up to step `until` (0: to the end).
 
     Raises:
-      UserError: if it logged nothing of that name.
+      UserError: if the run has no such values.
     """
     path = folder / "metrics.jsonl"
     logged = [values for _, values in logged_lines(path) if key in values]

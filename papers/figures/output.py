@@ -1,4 +1,4 @@
-"""What the scripts that draw share: how they run, where they write, how they print."""
+"""Shared parts of the drawing scripts: running, flags for outputs, printing."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ def run_script(
     draw: Callable[[argparse.Namespace], None],
     argv: Sequence[str] | None,
 ) -> None:
-    """Draws what the flags ask for; a UserError is one line and exit status 2."""
+    """Draws according to the flags; a UserError becomes one line and exit status 2."""
     arguments = parser.parse_args(argv)
     try:
         draw(arguments)
@@ -53,7 +53,7 @@ def whole_numbers(text: str) -> list[int]:
 def print_columns(
     head: str, columns: Mapping[str, Sequence[float]], numbers: Iterable[int]
 ) -> None:
-    """Prints the values of each column at some numbers, which count from 1."""
+    """Prints the values of each column at some positions, counted from 1."""
     rows = []
     for n in numbers:
         cells = [f"{values[n - 1]:.4f}" if n <= len(values) else "" for values in columns.values()]

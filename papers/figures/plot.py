@@ -1,4 +1,4 @@
-"""One plot of a few lines, with title and legend, as a file."""
+"""Draws a plot of a few lines, with title and legend, to a file."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _DASHES = ("-", "--", ":")  # for lines beyond the colors
 _N_COLORS = 10  # of matplotlib's
 _MARKED_UP_TO = 40  # points; more would hide the line
 _TWO_COLUMNS_UP_TO = 32  # characters of the longest name in the legend
-# Dark pages get the same plot with dark and light exchanged, the hues kept.
+# Dark pages show the plot with inverted brightness and the same hues.
 _DARK = b"""<style>@media (prefers-color-scheme: dark)
  { svg { filter: invert(1) hue-rotate(180deg) } }</style>
 """

@@ -194,6 +194,8 @@ def test_with_judgments_all_rankings_are_compared_on_them(finished):
             found = evaluate_run(qrels, expected, ["nDCG@10", "MRR@10"])["mean"]
             for measure, value in found.items():
                 assert rows[row]["metrics"][measure] == pytest.approx(value, abs=2e-3), row
+    page = (finished.workdir / "report.html").read_text()
+    assert f"<h1>{finished.model}, adapted to {finished.corpus}</h1>" in page
     # Training is part of what the adapted model took.
     training = read_object(finished.workdir / "seconds.json")["adapted"]
     assert all(rows[name]["seconds"] > training for name in ("adapted", "adapted + BM25"))

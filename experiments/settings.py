@@ -14,13 +14,14 @@ TEXT = f"{DOCSTRINGS.out}/pretrain.jsonl"
 STORE = within(QUICKSTART, "store")
 N_WORDS = 8192  # of the vocabulary
 FORMER_RATE = 0.001  # of stage 1
+FORMER_STEPS = 500, 1500  # of both stages
 
 
 # ---- both stages, with one changed setting ----
 
 
 def quickstart(words: int = N_WORDS, rate: float = FORMER_RATE, late: bool = True) -> Step:
-    """The quickstart's retriever with another vocabulary, learning rate or without late MLM."""
+    """The quickstart's retriever, trained longer, with one of these settings changed."""
     return _finetuned(_stage2(words, rate, late))
 
 
@@ -45,7 +46,7 @@ def contrastive() -> Step:
         "data.store": STORE.out,
         "seed": 0,
         "train.objective": "contrastive",
-        "train.steps": 2000,
+        "train.steps": 1500,
         "optimizer.learning_rate": 0.001,
         "probe.every": 0,
     }
@@ -74,6 +75,7 @@ def _stage1(words: int, rate: float, late: bool) -> Step:
         "data.store": store.out,
         "optimizer.learning_rate": rate,
         "model.late_mlm": late,
+        "train.steps": FORMER_STEPS[0],
         "probe.every": 0,
     }
     return Step(out, commands.pretrain(STAGE_1, out, settings), needs=[store])
@@ -85,6 +87,7 @@ def _stage2(words: int, rate: float, late: bool) -> Step:
     settings: Settings = {
         "data.store": store.out,
         "warm_start": start.out,
+        "train.steps": FORMER_STEPS[1],
         "probe.every": 0,
     }
     return Step(out, commands.pretrain(STAGE_2, out, settings), needs=[store, start])

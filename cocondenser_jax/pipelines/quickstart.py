@@ -73,8 +73,8 @@ MIN_PASSAGE_WORDS = 10
 STEPS = {
     "reading docstrings": 20,
     "learning the vocabulary, building the token store": 10,
-    "pre-training Condenser": 95,
-    "pre-training coCondenser": 210,
+    "pre-training Condenser": 80,
+    "pre-training coCondenser": 160,
     "fine-tuning and searching: no pre-training": 45,
     "fine-tuning and searching: Condenser": 45,
     "fine-tuning and searching: coCondenser": 45,

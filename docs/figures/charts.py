@@ -183,8 +183,8 @@ def learning() -> str:
     return picture(330, title, shapes)
 
 
-FIRST_STAGE = 500  # steps of the quickstart's first stage
-STEPS = 2000  # of both stages
+FIRST_STAGE = 400  # steps of the quickstart's first stage
+STEPS = 1500  # of both stages
 
 
 class Planned(NamedTuple):

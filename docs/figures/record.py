@@ -32,7 +32,7 @@ def _points(logged: list[dict[str, float]], key: str) -> list[list[float]]:
     found = [(values["step"], values[key]) for values in logged if key in values]
     lines = 1 if key.startswith("probe/") else LINES
     means = np.array(found).reshape(-1, lines, 2).mean(axis=1)
-    return np.round(means, 3).tolist()
+    return np.round(means, 4).tolist()
 
 
 def main() -> None:

@@ -128,10 +128,10 @@ def test_each_step_says_where_the_whole_is(tmp_path, caplog):
             (tmp_path / "seconds.json").write_text(json.dumps(spent))
         with caplog.at_level("INFO"):
             module._announce(tmp_path, step)
-    assert sum(module.STEPS.values()) == 475
-    minutes = 8
-    # 45 seconds where 30 were expected, and 60 as expected: 105 / 90 of the 445 that are left.
-    left = 9
+    assert sum(module.STEPS.values()) == 410
+    minutes = 7
+    # 45 seconds where 30 were expected, and 60 as expected: 105 / 90 of the 380 that are left.
+    left = 8
     assert caplog.messages == [
         f"step 1 of 8: reading docstrings; about {minutes} minutes left",
         f"step 3 of 8: pre-training Condenser; about {left} minutes left",

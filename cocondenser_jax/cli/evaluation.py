@@ -49,7 +49,7 @@ _COLUMNS = {
     flag(
         "--report",
         OUTPUT_FILE,
-        "HTML file for that report",
+        "HTML file to write, with that report",
         default="report.html",
         goes_with="data",
     ),

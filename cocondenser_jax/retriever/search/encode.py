@@ -140,7 +140,7 @@ def encode_corpus(
         require_lengths(networks, {"--max_length": encoding.max_length})
         if engine:
             return _encode_in_tasks(encoding, _read_facts(source, shard_size), out, engine)
-        encoder = _load_encoder(encoding)
+        encoder = load_encoder(encoding)
         to_encode = _read_facts(source, shard_size, n_tasks=task[1])
         return _write_shards(encoder, encoding, to_encode, out, task)
 
@@ -172,7 +172,7 @@ def _read_facts(source: str | Path, shard_size: int | None, n_tasks: int = 1) ->
     return Corpus(source=source, sha256=sha256, n_passages=n_passages, shard_size=shard_size)
 
 
-def _load_encoder(encoding: Encoding) -> Encoder:
+def load_encoder(encoding: Encoding) -> Encoder:
     """Loads the retriever of an encoding."""
     from cocondenser_jax.retriever.search.models import load, towers, uses_bfloat16
 
@@ -220,7 +220,7 @@ def _backend_name(encoding: Encoding) -> Literal["torch", "jax"]:
 
 
 # A worker keeps the model for its next task.
-_load_encoder_once = functools.lru_cache(maxsize=1)(_load_encoder)
+_load_encoder_once = functools.lru_cache(maxsize=1)(load_encoder)
 
 
 def encode_task(encoding: Encoding, corpus: Corpus, out: Path, task: tuple[int, int]) -> None:

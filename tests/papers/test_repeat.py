@@ -39,7 +39,6 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     tiny_downloads.make_tiny(monkeypatch)
-    monkeypatch.setattr(estimates, "free_bytes", lambda folder: 1e15)
     monkeypatch.setattr(program, "execute", execute)
     return tmp_path
 

@@ -74,9 +74,7 @@ def print_command(*words: str) -> None:
     print_text(f"next: cocondenser {shlex.join(words)}")
 
 
-def print_search(
-    query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str = "nothing found"
-) -> None:
+def print_search(query: str, hits: Sequence[tuple[float, "Passage"]], nothing: str) -> None:
     """Prints a query and its hits: rank, id, title, score and the start of each passage.
 
     `nothing` is printed if there are no hits.

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.compare.changes import Judged, Move, find_changes
 from cocondenser_jax.retriever.compare.rankings import Ranking, measure
-from cocondenser_jax.retriever.compare.report import write_report
+from cocondenser_jax.retriever.compare.report import write_changes, write_report
 from cocondenser_jax.retriever.data.trec import write_run
-from tests.world import write_records
+from tests.recording import NONE, assert_recorded, seen_on
+from tests.world import read_records, write_records
 
 METRIC = "RR@10"
 
@@ -51,6 +53,36 @@ def test_passages_that_come_go_or_are_judged_and_move(corpus):
         Move(10, None, "p16", "T16 text 16", None),
     ]
     np.testing.assert_allclose(changes.gains_Q, [0, 2 / 3])
+
+
+def test_a_page_shows_what_changed(corpus):
+    """With ranks, grades, and the starts of texts; what did not change is counted."""
+    long = {"_id": "p8", "title": "Long", "text": "word " * 80}
+    records = [*read_records(corpus / "corpus.jsonl")[:8], long]
+    write_records(corpus / "corpus.jsonl", records)
+    qrels = {"best": {"p1": 1, "p3": 0}, "worse": {"p2": 2}, "alike": {"p5": 1}}
+    qrels["better"] = {"p8": 1}
+    old = {"best": ["p0", "p3", "p1"], "worse": ["p2", "p0"], "alike": ["p5", "p6"]}
+    new = {"best": ["p1", "p0", "p3"], "worse": ["p4", "p2", "p0"], "alike": ["p5", "p7"]}
+    old["better"], new["better"] = ["p0", "p8"], ["p8", "p0"]
+    queries = {"best": "a query, " * 30, "worse": "another <query>", "alike": "a third"}
+    queries["better"] = "a fourth"
+    rankings = [ranking(name, run, qrels, corpus) for name, run in (("old", old), ("new", new))]
+    write_changes(corpus / "page.html", *rankings, Judged(METRIC, qrels, queries, corpus))
+    texts = {"page": seen_on((corpus / "page.html").read_text())}
+    assert_recorded("changes", texts, masked=NONE)
+
+
+def test_the_run_is_named_whose_passages_are_unknown(corpus):
+    qrels = {"q": {"p1": 1}, "r": {"p1": 1}}
+    runs = {"known": {"q": ["p1"], "r": ["p1"]}, "unknown": {"q": ["p2", "p1"], "r": ["x", "p1"]}}
+    known, unknown = (ranking(name, run, qrels, corpus) for name, run in runs.items())
+    judged = Judged(METRIC, qrels, {"q": "", "r": ""}, corpus)
+    for pair in ((known, unknown), (unknown, known)):
+        with pytest.raises(UserError) as refused:
+            find_changes(*pair, judged)
+        said = "unknown.trec names 1 passages that the data does not have: x"
+        assert str(refused.value) == f"{corpus}/{said}"
 
 
 def test_what_has_its_querys_id_is_left_out(corpus):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.errors import UserError, first_words
 from cocondenser_jax.retriever.compare.differences import (
     Differing,
     Found,
@@ -13,6 +14,8 @@ from cocondenser_jax.retriever.compare.differences import (
     most_different,
 )
 from cocondenser_jax.retriever.compare.rankings import Ranking
+from cocondenser_jax.retriever.compare.report import write_report
+from tests.recording import NONE, assert_recorded, seen_on
 from tests.world import write_records
 
 FIRST = {"q0": ["a", "b", "c", "d"], "q1": ["a", "b"], "q2": ["a"]}
@@ -75,3 +78,45 @@ def test_rankings_are_described_with_the_passages_of_the_queries_shown(tmp_path)
     assert isinstance(shown.found[0], Found)
     assert shown.found[0].words.startswith("T Text of a w ")
     assert len(shown.found[0].words) < 170
+
+
+def test_rankings_that_share_no_query_have_no_overlap(tmp_path):
+    corpus = write_records(tmp_path / "corpus.jsonl", [{"_id": "a", "text": "t"}])
+    rankings = [
+        Ranking("one", Path("one.trec"), first={"q0": ["a"]}),
+        Ranking("two", Path("two.trec"), first={"q1": ["a"]}),
+    ]
+    long = "a word of a query " * 20
+    found = find_differences(rankings, {"q0": long, "q1": "", "q2": ""}, ["q0", "q2"], corpus)
+    assert found.in_common == [[1.0, None], [None, 1.0]]
+    assert found.table[1:] == [["1 one", "", "", "", "0"], ["2 two", "", "", "", "0"]]
+    (shown, nothing) = found.queries
+    assert (shown.words, shown.common) == (first_words(long, 160), 1.0)
+    assert nothing == Differing("q2", "", 1.0, [])
+
+
+def test_the_run_is_named_whose_passages_are_unknown(tmp_path):
+    corpus = write_records(tmp_path / "corpus.jsonl", [{"_id": "a", "text": "t"}])
+    rankings = [
+        Ranking("one", Path("one.trec"), first={"q0": ["a"], "q1": ["b"]}),
+        Ranking("two", Path("two.trec"), first={"q0": ["a", "c"]}),
+    ]
+    with pytest.raises(UserError) as refused:
+        find_differences(rankings, {"q0": "", "q1": ""}, ["q0"], corpus)
+    said = "two.trec names 1 passages that the data does not have: c"
+    assert str(refused.value) == said
+
+
+def test_a_page_shows_what_rankings_have_in_common(tmp_path):
+    records = [{"_id": name, "title": "T", "text": f"of {name}"} for name in "abcdxy"]
+    corpus = write_records(tmp_path / "corpus.jsonl", records)
+    rankings = [
+        Ranking("one", Path("one.trec"), first=FIRST, seconds=1.4),
+        Ranking("two", Path("two.trec"), first=SECOND, vectors=(6, 32), seconds=2000.0),
+        Ranking("three", Path("three.trec"), first=THIRD, vectors=(6, 64), seconds=3.0),
+    ]
+    queries = {"q0": "a query", "q1": "another", "q2": "a third"}
+    found = find_differences(rankings, queries, ["q0", "q2"], corpus)
+    write_report(tmp_path / "page.html", "A title", "Words.", {}, changes=found)
+    texts = {"page": seen_on((tmp_path / "page.html").read_text())}
+    assert_recorded("differences", texts, masked=NONE)

@@ -54,6 +54,37 @@ def test_all_first_passages_of_all_rankings_are_to_be_judged(tmp_path):
     assert describe_form(tmp_path / "form") == f"{said}, then give --data={tmp_path / 'form'}"
 
 
+def test_the_form_as_it_is_written(tmp_path):
+    """Ids in order; no text begins as a formula, or is longer than 500 characters."""
+    passages = [
+        Passage("p2", "", "=1+1"),
+        Passage("p10", "+A title", "-1"),
+        Passage("p1", "", "word " * 200),
+        Passage("p3", "", "@not shown"),
+    ]
+    queries = {"b": "@a query\tof two lines\n", "a": "-another", "none": "of nothing"}
+    first = {"a": ["p2", "p1"], "b": ["p10"], "c": ["p3"]}
+    write_to_judge(tmp_path / "form", passages, queries, [first, {"b": ["p2", "p10"]}])
+    cut = "word " * 99 + "word …"
+    assert (tmp_path / "form" / FORM).read_text().split("\n") == [
+        "score\tquery text\tpassage text\tquery-id\tcorpus-id",
+        "\t @a query of two lines\t +A title -1\tb\tp10",
+        "\t @a query of two lines\t =1+1\tb\tp2",
+        f"\t -another\t{cut}\ta\tp1",
+        "\t -another\t =1+1\ta\tp2",
+        "",
+    ]
+    assert sorted(path.name for path in (tmp_path / "form").rglob("*") if path.is_file()) == [
+        "corpus.jsonl",
+        "queries.jsonl",
+        "test.tsv",
+    ]
+    line = "\ta\tb\tc\td\n"
+    (tmp_path / "form" / FORM).write_text("head\n" + line * 1234)
+    said = f"judge 3 queries in {tmp_path}/form/qrels/test.tsv (1,234 lines), then give"
+    assert describe_form(tmp_path / "form") == f"{said} --data={tmp_path}/form"
+
+
 def test_the_form_is_read_back_without_the_lines_that_are_empty(tmp_path, caplog):
     queries = {f"q{i}": f"query {i}" for i in range(3)}
     folder = tmp_path / "form"
@@ -92,4 +123,5 @@ def test_what_a_person_has_judged_is_not_written_over(tmp_path, caplog):
     write_to_judge(folder, PASSAGES, {"q0": "a query"}, [first])
     assert (folder / FORM).read_text() == before
     assert read_queries(folder) == {"q1": "another"}
-    assert f"{folder} is kept, because some of its lines have scores" in caplog.text
+    said = "is kept, because some of its lines have scores; move it away to get a new form"
+    assert caplog.messages == [f"{folder} {said}"]

@@ -5,9 +5,11 @@ import re
 
 import pytest
 
+from cocondenser_jax.retriever.compare import panels, report
 from cocondenser_jax.retriever.compare.panels import Panel, in_order, panel_of
 from cocondenser_jax.retriever.compare.report import write_run_report
 from cocondenser_jax.retriever.data.probe import SEARCH_METRICS
+from tests.recording import NONE, assert_recorded, seen_on
 
 LOGGED = {
     "step": 3,
@@ -69,6 +71,17 @@ def test_the_less_important_curves_are_folded(tmp_path):
     ]
     for unit in ("MRR@10", "mean of 1 / rank", "nats", "rate", "training step"):
         assert f">{unit}</text>" in page
+
+
+def test_every_curve_that_is_known_has_its_title_and_unit_on_the_page(tmp_path, monkeypatch):
+    """In the order of the page, those that are folded too."""
+    monkeypatch.setitem(report._HTML.filters, "svg", lambda curves, unit: f"<p>{unit}</p>")
+    keys = sorted({*panels._PANELS, *panels._NOT_DRAWN, "eval_MRR@10", "eval_Recall@100", "other"})
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(dict.fromkeys(keys, 1.0)))
+    write_run_report([tmp_path], tmp_path / "page.html")
+    page = seen_on((tmp_path / "page.html").read_text())
+    assert_recorded("panels", {"page": page}, {"RUN": tmp_path}, masked=NONE)
 
 
 def test_a_page_without_other_curves_folds_none(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.compare import report
-from cocondenser_jax.retriever.compare.plots import COLORS, Curve, plot_svg, read_curves
+from cocondenser_jax.retriever.compare.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
 
 
 def write_lines(path, *rows, end=""):
@@ -94,6 +94,72 @@ def test_plot_draws_each_curve_to_scale_in_its_own_color():
     assert per_unit < 0
     np.testing.assert_allclose(a[:, 1], a[0, 1] + per_unit * (first - 1), atol=1e-4)
     np.testing.assert_allclose(b[:, 1], a[0, 1] + per_unit * (second - 1), atol=1e-4)
+
+
+def filled_areas(svg):
+    """Returns the points [T, 2] of every filled path, by its color."""
+    areas = {}
+    for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
+        style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
+        if style.get("fill") in COLORS:
+            numbers = re.findall(r"-?[\d.]+", element.get("d", ""))
+            areas[style["fill"]] = np.array(numbers, dtype=float).reshape(-1, 2)
+    return areas
+
+
+@pytest.mark.parametrize("n", [5, 2_000])
+def test_gains_are_areas_above_and_losses_below_zero(n):
+    """Each query is as wide as the others; of many, 500 are drawn, from the first to the last."""
+    n_losses = n * 2 // 5
+    gains_Q = np.r_[np.linspace(-0.5, -0.25, n_losses), np.linspace(0, 1, n - n_losses)]
+    svg = gains_svg(gains_Q, "MRR@10")
+    assert {*re.findall(r">([a-z][^<]*)</text>", svg)} == {"queries, by gain", "gain in MRR@10"}
+    above, below = filled_areas(svg).items()
+    assert (above[0], below[0]) == (COLORS[2], COLORS[1])
+    zero = below[1][:, 1].min()
+    assert above[1][:, 1].max() == pytest.approx(zero)
+    gain, loss = zero - above[1][:, 1].min(), below[1][:, 1].max() - zero
+    assert gain / loss == pytest.approx(1 / 0.5, rel=1e-4)
+    all_x = np.r_[above[1][:, 0], below[1][:, 0]]
+    losing_x = below[1][below[1][:, 1] > zero + 1e-6, 0]
+    assert np.ptp(losing_x) / np.ptp(all_x) == pytest.approx(2 / 5, abs=2e-3)
+    assert losing_x.min() == all_x.min()
+    lines = drawn_lines(svg)["#848a90"]
+    assert any(np.allclose(line[:, 1], zero) and np.ptp(line[:, 0]) > 100 for line in lines)
+    assert len({*all_x}) == min(n, 500) + 1  # borders of bars
+
+
+def test_a_plot_is_the_same_each_time_and_shares_no_name_with_another(tmp_path):
+    """Names of parts would mean the first of them on a page with several plots."""
+    curves = [Curve("a", COLORS[0], np.arange(3), np.arange(3.0))]
+    one, other = plot_svg(curves, "one"), plot_svg(curves, "other")
+    assert one == plot_svg(curves, "one")
+    assert one.startswith("<svg ")
+    names = [{*re.findall(r' id="([^"]*)"', svg)} for svg in (one, other)]
+    assert "figure_1" not in names[0]
+    clipped = [{name for name in each if name.startswith("p")} for each in names]
+    assert clipped[0]
+    assert not clipped[0] & clipped[1]
+
+
+def test_a_single_point_is_a_dot_and_steps_are_integers():
+    def dots(n):
+        curve = Curve("a", COLORS[0], np.arange(n) + 1, np.ones(n))
+        svg = plot_svg([curve], "nats")
+        assert {"training step", "nats"} == {*re.findall(r">([a-z][^<]*)</text>", svg)}
+        ticks = re.findall(r">(\d[^<]*)</text>", svg)
+        assert "1.5" not in ticks
+        return len(re.findall(rf'<use [^>]*style="fill: {COLORS[0]}', svg))
+
+    assert (dots(1), dots(2)) == (1, 0)
+
+
+def test_only_values_have_grid_lines_which_are_faint():
+    svg = plot_svg([Curve("", COLORS[0], np.arange(3.0), np.arange(3.0))], "")
+    faint = re.findall(r'<path d="([^"]*)"[^>]*stroke-opacity: 0\.3', svg)
+    points = [re.findall(r"-?[\d.]+", path) for path in faint]
+    assert len(points) > 2
+    assert all(float(x1) < float(x2) and y1 == y2 for x1, y1, x2, y2 in points)
 
 
 def luminance(color):

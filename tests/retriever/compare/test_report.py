@@ -10,16 +10,21 @@ from cocondenser_jax.configs import default, finetune
 from cocondenser_jax.retriever.compare.panels import panel_of
 from cocondenser_jax.retriever.compare.plots import COLORS
 from cocondenser_jax.retriever.compare.rankings import comparison_table
+from cocondenser_jax.retriever.compare.report import write_run_report
+from tests.recording import NONE, assert_recorded, seen_on
 from tests.world import comparison_of, ranked
 
 LOGGED = {"loss": 2.5, "contrastive_loss": 1.25, "probe/positive_mrr": 0.5, "epoch": 1.0}
 
 
 def write_run(folder, kind, facts, **last):
-    """Writes a run folder that logged two steps."""
+    """Writes a run folder that logged three steps, the first two at another speed."""
     folder.mkdir()
     (folder / kind).write_text(json.dumps(facts))
-    steps = [{"step": step, **last} for step in (10, 20)]
+    steps = [{"step": step, **last} for step in (10, 15, 20)]
+    if "tokens_per_second" in last:
+        for line, speed in zip(steps, (9999.0, 1.0), strict=False):
+            line["tokens_per_second"] = speed
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
     return folder
 
@@ -84,8 +89,18 @@ def test_curves_and_facts_of_several_runs(runs, tmp_path):
     assert first["data.corpus"] == "a&lt;b.txt"
     assert first["model.hidden_size"] == "384"
     assert first["versions.jax"] == "0.10.2"
+    texts = {"report.html": seen_on(page)}
+    assert_recorded("report", texts, {"RUNS": tmp_path}, masked=NONE)
     tuned = facts_of(page, runs[2])
     assert (tuned["train.epochs"], tuned["sha256.model"]) == ("2", "ab12")
+
+
+def test_a_run_that_has_logged_nothing_is_at_its_start(tmp_path):
+    (tmp_path / "run.json").write_text('{"steps": 9}')
+    (tmp_path / "metrics.jsonl").touch()
+    write_run_report([tmp_path], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert re.findall("<p><b>.*?</b>: (.*?)</p>", page) == ["step 0 of 9"]
 
 
 def test_a_folder_without_a_run_is_one_line(runs, tmp_path, capsys):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.files.whole import read_json
-from cocondenser_jax.retriever.compare.steps import SECONDS, make_once
+from cocondenser_jax.files.whole import read_json, write_json
+from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, remove_results, seconds_of
 
 
 def slowly(path):
@@ -49,3 +49,23 @@ def test_a_step_gets_its_arguments_and_then_the_path_of_its_result(tmp_path, mon
         assert calls == [(1, "two", workdir / "folder")]
         assert [*read_json(workdir / SECONDS)] == ["folder"]
         calls.clear()
+
+
+def test_seconds_are_added_up_and_leave_with_what_is_removed(tmp_path):
+    write_json(tmp_path / SECONDS, {"a": 1.0, "folder/b": 2.0, "c": 4.0, "d": 8.0})
+    paths = [tmp_path / name for name in ("a", "folder/b")]
+    (tmp_path / "folder").mkdir()
+    for path in (*paths, tmp_path / "c", tmp_path / "untimed"):
+        path.touch()
+    assert seconds_of(tmp_path, paths) == 3.0
+    remove_results(tmp_path, [*paths, tmp_path / "untimed"])
+    assert read_json(tmp_path / SECONDS) == {"c": 4.0, "d": 8.0}
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["c", "folder", SECONDS]
+
+
+def test_a_removal_that_is_killed_is_repeated(tmp_path):
+    """Seconds are removed first: what is left of the results is then removed again."""
+    write_json(tmp_path / SECONDS, {"a": 1.0})
+    with pytest.raises(FileNotFoundError):
+        remove_results(tmp_path, [tmp_path / "a"])
+    assert read_json(tmp_path / SECONDS) == {}

@@ -1,5 +1,6 @@
 """A second process is kept out of what the first is writing."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -41,7 +42,9 @@ def test_a_held_folder_is_refused_until_its_holder_ends(tmp_path):
     folder = tmp_path / "new" / "run"
     first = hold(folder)
     here = f"process {first.pid} on {socket.gethostname()} since 20"
-    with pytest.raises(UserError, match=rf"run is in use by {here}.*: wait"), lock_folder(folder):
+    said = rf"^{folder} is in use by {here}\d\d-\d\d-\d\d \d\d:\d\d:\d\d: wait until it ends, or"
+    said += " choose another place$"
+    with pytest.raises(UserError, match=said), lock_folder(folder):
         pytest.fail("the folder is held")
     assert [path.name for path in folder.iterdir()] == [LOCK]
     first.send_signal(signal.SIGKILL)
@@ -62,14 +65,45 @@ def test_holding_leaves_no_folder_that_was_not_there(tmp_path, error):
 def test_a_folder_that_cannot_be_held_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     file = tmp_path / "file"
-    with pytest.raises(UserError, match=r"cannot write to .*file: File exists"), lock_folder(file):
+    said = f"^cannot write to {file}: File exists$"
+    with pytest.raises(UserError, match=said), lock_folder(file):
         pytest.fail("not a folder")
     (tmp_path / LOCK).mkdir()
     with (
-        pytest.raises(UserError, match=r"cannot write to .*: Is a directory"),
+        pytest.raises(UserError, match=f"^cannot write to {tmp_path}: Is a directory$"),
         lock_folder(tmp_path),
     ):
         pytest.fail("no lock")
+
+
+def test_a_holder_that_is_not_known_yet_is_another_process(tmp_path, monkeypatch):
+    """It has locked the file and not written its name yet; a long one is cut."""
+
+    def refuse(*_):
+        raise BlockingIOError
+
+    monkeypatch.setattr(locks.fcntl, "lockf", refuse)
+    for name, holder in (("", "another process"), ("x" * 300, "x" * 200)):
+        (tmp_path / LOCK).write_text(name)
+        said = f"^{tmp_path} is in use by {holder}: wait until it ends, or choose another place$"
+        with pytest.raises(UserError, match=said), lock_folder(tmp_path):
+            pytest.fail("the folder is held")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_written_to_with_a_warning(
+    tmp_path, monkeypatch, caplog, number
+):
+    def fail(*_):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(locks.fcntl, "lockf", fail)
+    entered = []
+    with lock_folder(tmp_path):
+        entered.append(True)
+    assert entered == [True]
+    said = "cannot be locked (no locks here): start nothing else in it"
+    assert caplog.messages == [f"{tmp_path} {said}"]
 
 
 @pytest.mark.parametrize("make", [new_file, new_folder])

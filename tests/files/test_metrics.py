@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.metrics import forget_steps_after, metrics_log
+from cocondenser_jax.files.metrics import forget_steps_after, logged_lines, metrics_log
 
 
 def test_lines_are_those_of_a_run_that_never_stopped(tmp_path):
@@ -50,5 +50,16 @@ def test_metrics_are_cut_back(tmp_path):
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)) + '{"st')
     forget_steps_after(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert logged_lines(path) == [('{"step": 1}', {"step": 1}), ('{"step": 2}', {"step": 2})]
     forget_steps_after(tmp_path / "new.jsonl", 2)
     assert (tmp_path / "new.jsonl").read_text() == ""
+
+
+def test_a_line_that_is_no_metrics_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for line in ("{", "[1]", '{"loss": 1}', '{"step": 1, "loss": "high"}', '{"step": null}'):
+        path.write_text(f'{{"step": 1, "loss": "2"}}\n{line}\n{{"step": 2, "loss": 2}}\n')
+        with pytest.raises(UserError) as refused:
+            logged_lines(path)
+        said = 'line 2: expected a JSON object of numbers with a "step"'
+        assert str(refused.value) == f"{path}, {said}"

@@ -1,5 +1,7 @@
 """Folders on an object store; fsspec's memory file system stands in for one."""
 
+import contextlib
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.remote import local_copy, output_folder
+from cocondenser_jax.files.remote import cache_folder, local_copy, output_folder
 from cocondenser_jax.files.whole import new_folder
 from tests.world import make_texts, write_records, write_tokenizer
 
@@ -108,7 +110,8 @@ def test_an_upload_that_fails_is_not_there_and_can_be_repeated(tmp_path, store, 
     )
     with pytest.raises(UserError, match=message):
         write(tmp_path)
-    with pytest.raises(UserError, match="no such folder, or not uploaded whole"):
+    said = rf"^{URL}: no such folder, or not uploaded whole \(no sha256\.json\)$"
+    with pytest.raises(UserError, match=said):
         local_copy(path(tmp_path))
     monkeypatch.undo()
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
@@ -189,10 +192,58 @@ def test_a_block_that_fails_uploads_nothing(tmp_path, store):
     assert not store.find("/bucket")
 
 
+def test_what_a_failed_upload_left_is_kept_only_where_the_folder_grows(
+    tmp_path, store, monkeypatch, caplog
+):
+    with monkeypatch.context() as patch:
+        fail_at(patch, store, "put_file", 0)
+        with pytest.raises(UserError, match="line is down"):
+            write(tmp_path)
+
+    def found(grows):
+        with contextlib.suppress(KeyError), output_folder(path(tmp_path), grows=grows) as folder:
+            seen = sorted(contents(folder)) if folder.exists() else []
+            raise KeyError
+        return seen
+
+    assert found(grows=True) == ["inner/words", "none", "sha256.json"]
+    caplog.set_level("INFO")
+    assert found(grows=False) == []
+    assert caplog.messages == [f"{URL}: starting again after a failed upload"]
+
+
+def test_a_part_of_a_result_is_not_uploaded(tmp_path, store):
+    said = f"^--task writes a part of {URL}: expected a folder of this machine$"
+    with pytest.raises(UserError, match=said), output_folder(path(tmp_path), (0, 2)):
+        pytest.fail("others would not find it")
+    with output_folder(tmp_path / "part", (1, 2)) as folder:
+        assert folder == tmp_path / "part"
+
+
+def test_copies_are_kept_in_the_users_cache(monkeypatch):
+    assert cache_folder() == Path(os.environ["COCONDENSER_CACHE"])
+    for value in (None, ""):
+        monkeypatch.setenv("HOME", "/home/user")
+        monkeypatch.setenv("COCONDENSER_CACHE", value or "")
+        if value is None:
+            monkeypatch.delenv("COCONDENSER_CACHE")
+        assert cache_folder() == Path("/home/user/.cache/cocondenser")
+
+
+def test_progress_is_shown_in_files(tmp_path, store, capsys):
+    write(tmp_path)
+    assert "upload: 100%" in (shown := capsys.readouterr().err)
+    assert " files/s]" in shown
+    shutil.rmtree(tmp_path / "cache")
+    local_copy(path(tmp_path))
+    assert "download: 100%" in capsys.readouterr().err
+
+
 def test_what_is_there_is_not_replaced(tmp_path, store):
     write(tmp_path)
     before = dict(store.store)
-    with pytest.raises(UserError, match=f"{URL} already exists: choose a new folder"):
+    said = f"^{URL} already exists: choose a new folder, or remove it first$"
+    with pytest.raises(UserError, match=said):
         write(tmp_path)
     assert store.store == before
 

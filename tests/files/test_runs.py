@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,10 @@ from cocondenser_jax.files.runs import (
     numbered_folders,
     require_intact,
     require_own,
+    require_same,
     start_or_compare,
+    task_folder,
+    task_folders,
     write_checksums,
 )
 from cocondenser_jax.files.whole import write_json
@@ -50,7 +54,8 @@ def test_the_first_start_writes_the_settings_and_a_later_one_leaves_them(tmp_pat
 def test_a_difference_in_either_direction_is_refused(tmp_path, now, difference):
     path = tmp_path / "run.json"
     start_or_compare(path, SETTINGS)
-    with pytest.raises(UserError, match=f"{tmp_path} was started {difference} choose a new"):
+    said = f"^{tmp_path} was started {difference} choose a new folder, or remove it first$"
+    with pytest.raises(UserError, match=said):
         start_or_compare(path, now, free=["data.store", "dat", "probe", "versions"])
     assert json.loads(path.read_text()) == SETTINGS
 
@@ -122,8 +127,12 @@ def test_the_newest_intact_checkpoint_is_loaded(tmp_path, caplog):
     reason = "is damaged (arrays is not what was saved); trying an earlier one"
     assert said == [f"{folders[step]} {reason}" for step in (100, 20)]
     (folders[3] / "arrays").unlink()
-    with pytest.raises(UserError, match=rf"{tmp_path}: none of its .* \(3, 20, 100\) is intact"):
+    with pytest.raises(UserError) as refused:
         newest_intact(folders, load)
+    assert str(refused.value) == (
+        f"{tmp_path}: none of its checkpoints (3, 20, 100) is intact; to start again, choose a new"
+        " folder"
+    )
     assert sorted(folders) == sorted(numbered_folders(tmp_path / "checkpoints"))
 
 
@@ -148,7 +157,8 @@ def test_broken_checksums_are_damage(tmp_path, content):
     folder = tmp_path / "item"
     folder.mkdir()
     (tmp_path / "outside").touch()
-    with pytest.raises(UserError, match=r"\(sha256\.json is not what was saved\)"):
+    said = rf"^{folder} is damaged \(sha256\.json is not what was saved\)$"
+    with pytest.raises(UserError, match=said):
         require_intact(folder)
     (folder / CHECKSUMS).write_text(content)
     with pytest.raises(UserError, match="is not what was saved"):
@@ -176,6 +186,54 @@ def test_a_folder_is_its_own_where_it_is_empty_or_was_started(tmp_path, names):
         (tmp_path / name).touch()
     require_own(tmp_path / "run.json")
     require_own(tmp_path / "absent" / "run.json")
+
+
+def test_other_files_may_be_there_before_the_first(tmp_path):
+    for name in ("lock", "lock.partial", "lock.partial.lock"):
+        (tmp_path / name).touch()
+        require_own(tmp_path / "run.json", also=["other", "lock"])
+        start_or_compare(tmp_path / "run.json", {}, also=["lock"])
+        (tmp_path / "run.json").unlink()
+        with pytest.raises(UserError, match="already exists: choose a new folder, or remove it"):
+            require_own(tmp_path / "run.json", also=["other"])
+
+
+def test_folders_of_tasks(tmp_path):
+    assert task_folder(tmp_path, (0, 1)) == tmp_path
+    assert task_folder(tmp_path, (2, 12)) == tmp_path / "task-00002-of-00012"
+    for task in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(UserError) as refused:
+            task_folder(tmp_path, task)
+        said = f"task {task[0]}/{task[1]}: expected i/n with 0 <= i < n"
+        assert str(refused.value) == said
+    assert task_folders(tmp_path) == [tmp_path]
+    folders = [task_folder(tmp_path, (index, 6)) for index in range(6)]
+    for folder in folders:
+        folder.mkdir()
+    assert task_folders(tmp_path) == folders
+    (tmp_path / "task-00001-of-00002").mkdir()
+    (tmp_path / "task-00000-of-00002").mkdir()
+    others = "task-00000-of-00002, task-00001-of-00002, from another number of tasks"
+    for n_missing, said in ((0, f"also holds {others}"), (4, "lacks task-00001-of-00006, ")):
+        for folder in folders[1 : 1 + n_missing]:
+            folder.rmdir()
+        if n_missing:
+            said += "task-00002-of-00006, task-00003-of-00006, ..."
+        with pytest.raises(UserError) as refused:
+            task_folders(tmp_path)
+        assert str(refused.value) == f"{tmp_path} {said}"
+
+
+def test_parts_of_one_result_have_the_same_settings():
+    folders = [Path("a"), Path("b"), Path("c")]
+    manifests = [{"x": 1, "y": 2, "own": n} for n in range(3)]
+    require_same(folders, manifests, ["x", "y"])
+    manifests[1:] = [{"x": 1, "own": 1}, {"x": 2}]
+    with pytest.raises(UserError, match=r"^b differs from a in its y$"):
+        require_same(folders, manifests, ["x", "y"])
+    manifests[1]["y"] = 2
+    with pytest.raises(UserError, match=r"^c differs from a in its x, y$"):
+        require_same(folders, manifests, ["x", "y"])
 
 
 @pytest.mark.parametrize("names", [["else"], [LOCK, "else"], ["run.json.partial", "run"]])

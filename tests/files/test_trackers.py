@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.metrics import metrics_log
+from cocondenser_jax.files.trackers import TRACKERS, require_tracker
 from tests.world import read_metrics
 
 SETTINGS = {"seed": 7}
@@ -116,11 +117,17 @@ def test_a_run_that_resumes_continues_its_run(server, package, tmp_path, capsys)
     assert list(server.runs.values()) == [expected, expected]
     first, second, *_ = server.starts
     assert first == second
-    assert first["name"].startswith("run-")
-    assert (first["project"], first["resume"]) == ("cocondenser_jax", "allow")
-    assert first["config"] == SETTINGS
+    id_ = json.loads((tmp_path / "run" / "tracker.json").read_text())["id"]
+    own = {"id": id_, "dir": tmp_path / "run", "allow_val_change": True}
+    assert first == {
+        "project": "cocondenser_jax",
+        "name": f"run-{id_[:8]}",
+        "resume": "allow",
+        "config": SETTINGS,
+        **(own if package == "wandb" else {}),
+    }
     assert server.ends == [0, 0, 0, 0]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "started\nfinished\n" * 4)
 
 
 @pytest.mark.parametrize(("package", "ends"), [("wandb", [1]), ("trackio", [0])])
@@ -155,6 +162,16 @@ def test_a_tracker_that_does_not_start_says_so_in_one_line(server, package, monk
         metrics_log(tmp_path, 0, package, SETTINGS),
     ):
         pass
+
+
+def test_a_tracker_whose_package_is_missing_is_named_before_any_work(monkeypatch):
+    for name in TRACKERS:
+        monkeypatch.setitem(sys.modules, name, None)
+    require_tracker("none")
+    for name in ("tensorboard", "wandb", "trackio"):
+        with pytest.raises(ImportError, match=name):
+            require_tracker(name)
+    assert TRACKERS == ("none", "tensorboard", "wandb", "trackio")
 
 
 IN_TWO_PARTS = """

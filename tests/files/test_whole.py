@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,11 +16,18 @@ from tqdm import tqdm
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import whole as files
 from cocondenser_jax.files.whole import (
+    estimate_lines,
+    file_sha256,
     new_folder,
+    numbered_lines,
+    parse_object,
     read_json,
     read_lines,
     read_object,
+    require_writable,
+    without_surrogates,
     write_json,
+    write_text,
 )
 from tests.world import COMPRESSIONS
 
@@ -63,7 +71,8 @@ def test_what_follows_the_last_frame_of_zst_is_not_ignored(tmp_path):
 def test_a_file_whose_lines_end_with_carriage_returns_alone_is_refused(end, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(f"one\rtwo{end}".encode())
-    with pytest.raises(UserError, match=r"a\.txt: lines end with a carriage return alone"):
+    said = rf"^{path}: lines end with a carriage return alone, expected \\n$"
+    with pytest.raises(UserError, match=said):
         list(read_lines(path))
     path.write_bytes(f"one\r\nbar 1 %\rbar 2 %{end}".encode())
     assert list(read_lines(path)) == [(1, "one"), (2, "bar 1 %\rbar 2 %")]
@@ -72,13 +81,15 @@ def test_a_file_whose_lines_end_with_carriage_returns_alone_is_refused(end, tmp_
 def test_bad_lines_are_named(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"good\n\xff\n")
-    with pytest.raises(UserError, match=r"text:2: not UTF-8"):
+    with pytest.raises(UserError, match=f"^{path}:2: not UTF-8$"):
         list(read_lines(path))
     path.write_bytes(b"1234\n12345\n")
     assert len(list(read_lines(path, max_bytes=6))) == 2
-    with pytest.raises(UserError, match=r"text:2: a line is larger"):
+    with pytest.raises(UserError, match=f"^{path}:2: a line is larger than 0 MB; split it first$"):
         list(read_lines(path, max_bytes=5))
-    with pytest.raises(UserError, match=r"cannot read .*none: No such file"):
+    with pytest.raises(
+        UserError, match=f"^cannot read {tmp_path}/none: No such file or directory$"
+    ):
         list(read_lines(tmp_path / "none"))
 
 
@@ -127,7 +138,8 @@ def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path):
 def test_the_working_folder_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (".", str(tmp_path)):
-        with pytest.raises(UserError, match="cannot be replaced"), new_folder(Path(name)):
+        said = f"^{Path(name)} cannot be replaced: choose a new folder in it$"
+        with pytest.raises(UserError, match=said), new_folder(Path(name)):
             pytest.fail("the shell stands in it")
     monkeypatch.setattr(Path, "is_mount", lambda path: True)
     with pytest.raises(UserError, match="cannot be replaced"), new_folder(tmp_path / "mounted"):
@@ -156,8 +168,11 @@ def test_a_folder_that_another_process_finished_meanwhile_is_not_made_again(tmp_
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(UserError, match="already exists"), new_folder(tmp_path):
-        pass
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for place in (tmp_path, tmp_path / "mine", tmp_path / "dangling"):
+        said = f"^{place} already exists: choose a new folder, or remove it first$"
+        with pytest.raises(UserError, match=said), new_folder(place):
+            pytest.fail("it holds something")
 
 
 @pytest.mark.parametrize(
@@ -173,6 +188,13 @@ def test_a_full_disk_is_one_line(tmp_path, error):
     with full, new_folder(tmp_path / "out"):
         raise error
     assert not any(tmp_path.iterdir())
+
+
+def test_other_errors_are_not_of_the_disk(tmp_path):
+    for error in (UserError("the disk is full of it"), ValueError("no such layer")):
+        with pytest.raises(type(error)) as raised, new_folder(tmp_path / "out"):
+            raise error
+        assert raised.value is error
 
 
 def test_json_holds_names_that_are_not_utf8(tmp_path):
@@ -196,6 +218,10 @@ def test_an_object_may_be_absent_only_where_that_is_allowed(tmp_path):
     assert read_object(path, {"step": 1}) == {"step": 1}
     with pytest.raises(UserError, match=r"cannot read .*facts\.json"):
         read_object(path)
+    write_json(path, [1])
+    said = f"^{path}: expected a JSON object, found list$"
+    with pytest.raises(UserError, match=said):
+        read_object(path, {})
     write_json(path, {"step": 2})
     assert read_object(path, {"step": 1}) == read_object(path) == {"step": 2}
 
@@ -204,7 +230,7 @@ def test_an_object_may_be_absent_only_where_that_is_allowed(tmp_path):
 def test_json_that_would_fill_the_memory_is_refused(tmp_path, suffix):
     path = tmp_path / f"a.json{suffix}"
     path.write_bytes(COMPRESSIONS[suffix](b"[0" + b",0" * 26_000_000 + b"]"))
-    with pytest.raises(UserError, match=r"a\.json.* is larger than 50 MB"):
+    with pytest.raises(UserError, match=f"^{path} is larger than 50 MB, the limit$"):
         read_json(path)
 
 
@@ -219,12 +245,12 @@ def test_json_is_written_into_new_folders_and_not_into_files(tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("folder", "not a file"),
-        ("", "not a file"),
-        ("file/x.json", "file is not a folder"),
+        ("folder", "it exists and is not a file"),
+        ("", "it exists and is not a file"),
+        ("file/x.json", "{folder}/file is not a folder"),
         ("n" * 300, "File name too long"),
-        ("pipe", "not a file"),
-        ("to_pipe", "not a file"),
+        ("pipe", "it exists and is not a file"),
+        ("to_pipe", "it exists and is not a file"),
     ],
 )
 def test_a_file_is_not_written_to_an_unfit_place(tmp_path, place, message):
@@ -233,8 +259,10 @@ def test_a_file_is_not_written_to_an_unfit_place(tmp_path, place, message):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to_pipe").symlink_to("pipe")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=f"cannot write .*({message})"):
-        write_json(tmp_path / place, {})
+    said = message.format(folder=tmp_path)
+    for write in (write_json, lambda target, _: require_writable(target)):
+        with pytest.raises(UserError, match=f"^cannot write {tmp_path / place}: {said}$"):
+            write(tmp_path / place, {})
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "pipe").is_fifo()
 
@@ -273,3 +301,58 @@ def test_progress_is_that_of_the_bytes_on_disk(tmp_path, monkeypatch, capsys, su
     shown = capsys.readouterr().err
     assert f"lines.txt{suffix}:   0%" in shown
     assert f"lines.txt{suffix}: 100%" in shown
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(os, "access", lambda *given: asked.append(given))
+    target = tmp_path / "new" / "a.json"
+    with pytest.raises(UserError, match=f"^cannot write {target}: Permission denied$"):
+        require_writable(target)
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_lines_are_counted_or_estimated(tmp_path, suffix):
+    path = tmp_path / f"lines.txt{suffix}"
+    rng = np.random.default_rng(0)  # noise does not compress
+    lines = b"".join(b"%s\n" % rng.bytes(40).hex().encode() for _ in range(10_000))
+    path.write_bytes(COMPRESSIONS[suffix](lines))
+    assert estimate_lines(path) == pytest.approx(10_000, rel=0.01)
+    assert estimate_lines(path, 10_001) == 10_000
+    assert estimate_lines(path, 5_000) == pytest.approx(10_000, rel=0.3)  # by buffers
+    path.write_bytes(COMPRESSIONS[suffix](b"a\n\nb"))
+    assert estimate_lines(path) == 3
+    path.write_bytes(COMPRESSIONS[suffix](b""))
+    assert estimate_lines(path) == 0
+    path.write_bytes(COMPRESSIONS[suffix](b"a\n \n\nb"))
+    assert [*numbered_lines(path)] == [(1, "a"), (4, "b")]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[1]", "a:1: expected a JSON object"),
+        ('{"a" 1}', "a:1 is not valid JSON: Expecting ':' delimiter, column 6"),
+        ("9" * 5000, "a:1 is not valid JSON: Exceeds the limit"),
+        ("[" * 100_000, "a:1 is not valid JSON: "),
+    ],
+)
+def test_a_line_that_is_no_object_is_named(line, said):
+    assert parse_object('{"a": 1}', "a:1") == {"a": 1}
+    with pytest.raises(UserError) as refused:
+        parse_object(line, "a:1")
+    assert str(refused.value).startswith(said)
+
+
+def test_half_a_surrogate_becomes_a_question_mark(tmp_path):
+    assert without_surrogates("a\ud800é") == "a?é"
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_sha256(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_text_is_written_with_line_ends_as_they_are(tmp_path):
+    write_text(tmp_path / "a", "é\r\nb\n")
+    assert (tmp_path / "a").read_bytes() == "é\r\nb\n".encode()
+    write_json(tmp_path / "b", {"é": [1]})
+    assert (tmp_path / "b").read_text() == '{\n  "é": [\n    1\n  ]\n}\n'

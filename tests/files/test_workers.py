@@ -5,12 +5,17 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cocondenser_jax import __version__
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import workers
 from cocondenser_jax.files.workers import Engine, run_tasks
@@ -120,6 +125,154 @@ def end_worker(folder):
     (folder / "go on").touch()
 
 
+@pytest.mark.parametrize(
+    ("engine", "n_workers", "n_threads", "gpus"),
+    [
+        (Engine(5, workers=3), 3, 2, [None] * 3),
+        (Engine(2, workers=3), 2, 2, [None] * 2),
+        (Engine(20, workers=16), 16, 1, [None] * 16),
+        (Engine(20), 8, 1, [None] * 8),
+        (Engine(5, gpus=("3", "7")), 2, 4, ["3", "7"]),
+        (Engine(1, gpus=("3", "7")), 1, 4, ["3"]),
+    ],
+)
+def test_workers_share_cores_and_gpus(tmp_path, monkeypatch, engine, n_workers, n_threads, gpus):
+    pools, given = [], []
+
+    class Pool:
+        def __init__(self, n, context, start, settings):
+            pools.append((n, context.get_start_method(), start, *settings[1:]))
+
+        def submit(self, function, work, index):
+            given.append((function, index))
+            (done := Future()).set_result(None)
+            return done
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 8)
+    work = workers.Work(make, engine.tasks, tmp_path, tmp_path, __version__)
+    bar = SimpleNamespace(update=lambda: None)
+    workers._run_here(work, range(engine.tasks), engine, bar)
+    assert pools == [(1, "spawn", workers._start_worker, n_threads, gpu) for gpu in gpus]
+    assert len(pools) == n_workers
+    assert sorted(index for _, index in given) == [*range(engine.tasks)]
+    assert {function for function, _ in given} == {workers._run_task_here}
+
+
+def test_a_worker_has_its_threads_and_gpu_and_ends_with_its_parent(monkeypatch):
+    watches, killed = [], []
+
+    class Thread:
+        def __init__(self, target, daemon):
+            assert daemon
+            watches.append(target)
+
+        def start(self):
+            watches.append("started")
+
+    monkeypatch.setattr(workers.threading, "Thread", Thread)
+    monkeypatch.setattr(workers.os, "kill", lambda *given: killed.append(given))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    workers_end, parents_end = Pipe(duplex=False)
+    workers._start_worker(workers_end, 3, None)
+    names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    assert [os.environ[name] for name in names] == ["3", "7", "all"]
+    workers._start_worker(workers_end, 3, "GPU-5")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-5"
+    watch, started, *_ = watches
+    assert started == "started"
+    parents_end.close()
+    watch()
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+class FakeRay:
+    """Stands for Ray's module: it runs a task at once, and notes what it was asked for."""
+
+    class RayError(Exception):
+        pass
+
+    class RayTaskError(RayError):
+        cause = UserError("no luck")
+
+    def __init__(self, ends):
+        self.exceptions = SimpleNamespace(RayError=self.RayError, RayTaskError=self.RayTaskError)
+        self.ends = ends  # exceptions with which tasks end
+        self.inits, self.begun, self.running, self.cancelled = [], [], [], []
+
+    def init(self, **settings):
+        self.inits.append(settings)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def remote(self, function):
+        self.function = function
+        return self
+
+    def options(self, **options):
+        if options.get("wrong"):
+            raise ValueError("no option 'wrong'")
+        self.given_options = options
+
+        def begin(work, index):
+            self.begun.append((work, index))
+            return index
+
+        return SimpleNamespace(remote=begin)
+
+    def wait(self, running):
+        self.running.append([*running])
+        return running[:1], running[1:]
+
+    def get(self, done):
+        if error := self.ends.get(done[0]):
+            raise error
+
+    def cancel(self, reference, force):
+        assert force
+        self.cancelled.append(reference)
+
+
+@pytest.fixture
+def run_on_ray(monkeypatch):
+    """Gives a function that runs four tasks; what it returns notes how."""
+
+    def run(engine, ends=None, said=None):
+        ray = FakeRay(ends or {})
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        handler, updates = signal.getsignal(signal.SIGTERM), []
+        bar = SimpleNamespace(update=lambda: updates.append(1))
+        refused = pytest.raises(UserError, match=f"^{said}$") if said else nullcontext()
+        with refused:
+            workers._run_on_ray("work", [1, 2, 4, 5], engine, bar)
+        assert signal.getsignal(signal.SIGTERM) == handler
+        ray.n_updates = len(updates)
+        return ray
+
+    return run
+
+
+def test_ray_runs_as_many_tasks_as_it_has_workers(run_on_ray):
+    ray = run_on_ray(Engine(6, 2, "ray", {"num_cpus": 2}))
+    assert ray.inits == [{"ignore_reinit_error": True, "log_to_driver": False}]
+    assert ray.function is workers._run_task
+    assert ray.given_options == {"max_retries": 0, "num_cpus": 2}
+    assert ray.begun == [("work", index) for index in (1, 2, 4, 5)]
+    assert ray.running == [[1, 2], [2, 4], [4, 5], [5]]
+    assert (ray.n_updates, ray.cancelled) == (4, [])
+    assert run_on_ray(Engine(6, None, "ray")).running[0] == [1, 2, 4, 5]
+
+
+def test_on_ray_a_killed_worker_costs_its_task_and_a_failed_one_ends_all(run_on_ray):
+    ray = run_on_ray(Engine(6, 2, "ray"), {2: FakeRay.RayError()})
+    assert (len(ray.begun), ray.n_updates, ray.cancelled) == (4, 3, [])
+    ray = run_on_ray(Engine(6, 3, "ray"), {1: FakeRay.RayTaskError()}, "no luck")
+    assert (ray.n_updates, ray.cancelled) == (0, [2, 4])
+    said = "--executor_options of ray: no option 'wrong'"
+    assert run_on_ray(Engine(6, 3, "ray", {"wrong": 1}), said=said).begun == []
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: make cluster")
 def test_ray(tmp_path):
     import ray
@@ -147,9 +300,13 @@ def test_a_task_whose_worker_is_killed_twice_is_named(tmp_path):
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(UserError, match="the worker of task 1 of 3 ended twice without a message"):
+    with pytest.raises(UserError) as refused:
         run(tmp_path, Engine(tasks=3, workers=2), slow=[1])
     thread.join()
+    assert str(refused.value) == (
+        "tasks: the worker of task 1 of 3 ended twice without a message (killed, or out of memory);"
+        f" the others are kept (logs: {tmp_path}/work/logs/tasks)"
+    )
     assert made(tmp_path) == ["0 of 3", "2 of 3"]
 
 
@@ -188,9 +345,10 @@ sys.exit(cli.main([]))
 
 def test_a_worker_with_another_version_of_the_package_makes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "__version__", "0.0")
-    message = r"a worker has version .* of cocondenser-jax, expected 0\.0$"
-    with pytest.raises(UserError, match=message):
+    message = f"a worker has version {__version__} of cocondenser-jax, expected 0.0"
+    with pytest.raises(UserError) as refused:
         run(tmp_path, Engine(tasks=2, workers=1))
+    assert str(refused.value) == message
     assert not calls(tmp_path)
 
 

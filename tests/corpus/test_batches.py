@@ -25,6 +25,7 @@ from cocondenser_jax.corpus.order import (
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.errors import UserError
+from tests.lines import whole
 
 SPEC = BatchSpec(seed=7, batch_size=8, length=16)
 N_DOCUMENTS = 24
@@ -224,11 +225,18 @@ def test_stores_are_read_together(mixed):
 
 
 def test_stores_that_do_not_fit_are_refused(mixed, store):
-    with pytest.raises(UserError, match="in its max_length"):
+    with pytest.raises(UserError, match=whole("TMP/store differs from TMP/some in its max_length")):
         open_store(Path(f"{mixed['some']},{store.path}"))
-    with pytest.raises(UserError, match="weights above 0"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "0*TMP/some,TMP/many: expected stores and weights above 0 as in wikipedia,2*books"
+        ),
+    ):
         open_store(Path(f"0*{mixed['some']},{mixed['many']}"))
-    with pytest.raises(UserError, match=r"no store .*none"):
+    with pytest.raises(
+        UserError, match=whole("no store none: expected a folder made by `cocondenser corpus`")
+    ):
         open_store(Path(f"{mixed['some']},2*none"))
 
 
@@ -287,13 +295,19 @@ def test_order_pairs_and_masks_are_drawn_anew_for_every_seed_and_step(store, mon
 def test_batches_that_cannot_be_filled_are_refused(store, example, unit):
     n = {"crops": store.n_spans}.get(example, N_DOCUMENTS)
     spec = SPEC._replace(example=example, batch_size=n + 1)
-    with pytest.raises(UserError, match=rf"takes {n + 1} {unit} of /.* expected 1 to {n},"):
+    said = (
+        f"config.data.batch_size {n + 1} takes {n + 1} {unit} of TMP/store into each batch;"
+        f" expected 1 to {n}, the number that is not held out, because no batch contains one twice"
+    )
+    with pytest.raises(UserError, match=whole(said)):
         read_batches(store, spec, first_step=0, n_steps=1)
 
 
 def test_a_batch_that_can_be_filled_is_not_refused(store):
     read_batches(store, SPEC._replace(batch_size=24), first_step=0, n_steps=1)
-    with pytest.raises(UserError, match="not a multiple of 3 hosts"):
+    with pytest.raises(
+        UserError, match=whole("config.data.batch_size 8 is not a multiple of 3 hosts")
+    ):
         read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
 
 
@@ -371,8 +385,8 @@ def test_a_batch_is_cut_by_tokens_and_by_slots(store):
     batch = make_batch(store, SPEC, 0)
     short = batch.cut(9, 2)
     assert shapes(short) == shapes(Batch.zeros(SPEC.n_rows, 9, 2))
-    for whole, part in zip(batch, short, strict=True):
-        np.testing.assert_array_equal(part, whole[tuple(map(slice, part.shape))])
+    for full, part in zip(batch, short, strict=True):
+        np.testing.assert_array_equal(part, full[tuple(map(slice, part.shape))])
 
 
 def test_a_batch_of_texts_has_nothing_to_predict(store):

@@ -9,6 +9,7 @@ from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.folder import read_corpus
+from tests.lines import whole
 from tests.world import write_records
 
 
@@ -155,9 +156,24 @@ def test_a_pattern_chooses_files(tmp_path):
     assert ids(f"{tmp_path}/b/*.md") == ["1"]
     assert ids(f"{tmp_path}/**/?.md")[:2] == ["a.md:1", "b/a.md:1"]
     assert [passage.text for passage in read_corpus(f"{tmp_path}/b/**/d.md")] == ["b/c/d.md"]
-    with pytest.raises(UserError, match=r"holds no \.txt, .* file of the pattern \*\.tsv, and no"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "folder TMP holds no .txt, .md, .jsonl, .tsv or .parquet file of the "
+            "pattern *.tsv, and no folder in it does (there is only a.md, a.txt, "
+            "b/a.md, ...)"
+        ),
+    ):
         ids(f"{tmp_path}/*.tsv")
-    with pytest.raises(UserError, match=r"none/\*\.md does not exist"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/none/*.md does not exist: expected pydocs, pydocs:numpy,scipy, a "
+            ".txt, .md, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder "
+            "or pattern of them, hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or "
+            "tfds:NAME_OR_FOLDER[:SPLIT]"
+        ),
+    ):
         ids(f"{tmp_path}/none/*.md")
     write_tree(tmp_path, "what?.txt")
     assert ids(f"{tmp_path}/what?.txt") == ["1"]

@@ -11,6 +11,7 @@ from cocondenser_jax.corpus.store import manifest_checksum, open_store, verify_s
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
 from tests.conftest import TEXTS
+from tests.lines import whole
 from tests.mutations import fuzz_file, jsonl
 from tests.world import write_tokenizer
 
@@ -68,5 +69,7 @@ def test_files_of_a_store_lie_inside_it(name, store, tmp_path):
     manifest["checksum"] = manifest_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "outside").touch()
-    with pytest.raises(UserError, match="names files outside of its folder"):
+    with pytest.raises(
+        UserError, match=whole("TMP/store/manifest.json names files outside of its folder")
+    ):
         open_store(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cocondenser_jax.corpus import order
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.order import held_out_documents
 from cocondenser_jax.corpus.store import open_store
@@ -38,7 +39,7 @@ def names(store, n):
     return [store.document_id(int(document)) for document in held_out_documents(store, n, False)]
 
 
-def test_the_documents_of_the_lowest_hashes(store):
+def test_the_documents_of_the_lowest_hashes(store, monkeypatch):
     factors = [int(x) for x in np.random.Philox(key=0).random_raw(20)]
     hashes = {}
     for document in range(store.n_documents):
@@ -52,6 +53,9 @@ def test_the_documents_of_the_lowest_hashes(store):
     assert held_out_documents(store, 0, False).tolist() == []
     assert held_out_documents(store, 3, False).tolist() == in_order[:3]
     assert held_out_documents(store, 1000, False).tolist() == in_order[:4]  # a tenth at most
+    held_out_documents.cache_clear()
+    monkeypatch.setattr(order, "_DOCUMENTS_AT_ONCE", 20)  # three blocks
+    assert held_out_documents(store, 1000, False).tolist() == in_order[:4]
 
 
 def test_the_same_documents_whatever_tasks_built_a_store(store, source, wordpiece_folder):

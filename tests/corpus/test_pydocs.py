@@ -5,6 +5,7 @@ import pytest
 
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError
+from tests.lines import whole
 
 TWO = '"""{0}.\n\n    More about {0}.\n    """'
 
@@ -85,7 +86,9 @@ def test_docstrings_of_a_package_in_order(package):
 
 def test_a_named_package_must_be_there(package):
     for missing in ("no_such_package", "inventory.shelf", ""):
-        with pytest.raises(UserError, match="is installed"):
+        with pytest.raises(
+            UserError, match=whole(f"pydocs: no package {missing} is installed here")
+        ):
             list(read_docstrings([package, missing]))
 
 

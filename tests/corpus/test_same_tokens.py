@@ -16,6 +16,7 @@ from cocondenser_jax.corpus.same_tokens import (
 from cocondenser_jax.corpus.spans import cut_documents
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
+from tests.lines import whole
 from tests.published_tokenizers import files_of
 
 KINDS = (
@@ -74,7 +75,15 @@ def test_a_search_that_cuts_long_texts_is_found(write):
         return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
     require_same_tokens(folder, tokenizer, cut, longest=longest)
-    with pytest.raises(UserError, match="training would see other tokens than the search"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP reads 'The 0 old Rivers The 1 old Rivers The 2 ' as ['river', '##s', "
+            "'the', '[SEP]'], but its tokenizer.json as ['river', '##s', 'the', "
+            "'[UNK]', 'old', 'river', '##s', 'the']: training would see other tokens "
+            "than the search (is do_lower_case said in another file only?)"
+        ),
+    ):
         require_same_tokens(folder, tokenizer, cut)
 
 
@@ -102,10 +111,26 @@ def test_texts_are_cut_where_the_search_cuts_them(write):
         ]
 
     require_same_tokens(folder, tokenizer, search(12), longest=12)
-    with pytest.raises(UserError, match="training would see other tokens"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP reads 'ÉCOLE naïve Ångström' as ['##a', '##i', '##v', '[SEP]'], but "
+            "its tokenizer.json as ['##a', '##i', '##v', '##e', '[SEP]']: training "
+            "would see other tokens than the search (is do_lower_case said in another "
+            "file only?)"
+        ),
+    ):
         require_same_tokens(folder, tokenizer, search(11), longest=12)
     library.truncation_side = "left"
-    with pytest.raises(UserError, match="training would see other tokens"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP reads 'ÉCOLE naïve Ångström' as ['[CLS]', '##v', '##e', 'a', '##n', "
+            "'##g'], but its tokenizer.json as ['[CLS]', 'e', '##c', '##o', '##l', "
+            "'##e']: training would see other tokens than the search (is do_lower_case "
+            "said in another file only?)"
+        ),
+    ):
         require_same_tokens(folder, tokenizer, search(12), longest=12)
 
 
@@ -114,18 +139,39 @@ def test_capitals_that_another_file_lowers_are_found(write):
     tokenizer = load_tokenizer(str(folder))
     require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=False))
     with pytest.raises(
-        UserError, match=r"'A Bad Café' as \['\[CLS\]', 'a', .* as .*\['\[CLS\]', 'A'"
+        UserError,
+        match=whole(
+            "TMP reads 'A Bad Café' as ['[CLS]', 'a', 'b', '##a', '##d', 'café'], but "
+            "its tokenizer.json as ['[CLS]', 'A', '[UNK]', 'C', '##a', '##f']: "
+            "training would see other tokens than the search (is do_lower_case said in "
+            "another file only?)"
+        ),
     ):
         require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=True))
 
 
 def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
     folder = write("WordPiece", tokenizer_config={"do_lower_case": False})
-    with pytest.raises(UserError, match="training would see other tokens than the search"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP reads 'A Bad Café' as ['[CLS]', '[UNK]', '[UNK]', '[UNK]', '[SEP]'], "
+            "but its tokenizer.json as ['[CLS]', 'a', 'b', '##a', '##d', 'cafe']: "
+            "training would see other tokens than the search (is do_lower_case said in "
+            "another file only?)"
+        ),
+    ):
         require_same_tokens(
             folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
         )
-    with pytest.raises(UserError, match="holds no tokenizer that loads"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/nothing holds no tokenizer that loads: Repo id must be in the form "
+            "'repo_name' or 'namespace/repo_name': 'TMP/nothing'. Use `repo_type` "
+            "argument if needed."
+        ),
+    ):
         search_reader(folder / "nothing", lowers_case=False)
 
 

@@ -8,6 +8,7 @@ from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.errors import UserError
+from tests.lines import whole
 from tests.world import cut_file, write_in_tasks, write_records
 
 
@@ -71,7 +72,10 @@ def test_a_corpus_that_changes_while_it_is_read_is_an_error(wordpiece_folder, tm
     tasks.find_duplicates(work, (0, 1))
     write_records(source, [{"text": text.replace("few", "new")}])
     settings = StoreSettings(corpus=str(source), max_length=24, short_span_prob=0.0, pieces=1)
-    with pytest.raises(UserError, match=r"texts\.jsonl has changed while it was read"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP/texts.jsonl has changed while it was read: run the command again"),
+    ):
         build_task(settings, str(wordpiece_folder), tmp_path / "out", work, (0, 1))
     assert not (tmp_path / "out").exists()
 

@@ -3,11 +3,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
+from cocondenser_jax.corpus import tokenizer as tokenizer_module
 from cocondenser_jax.corpus.spans import spans_of_texts
 from cocondenser_jax.corpus.tokenizer import (
     load_tokenizer,
@@ -16,6 +18,7 @@ from cocondenser_jax.corpus.tokenizer import (
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError
+from tests.lines import whole
 
 TEXTS = [
     "The Parser's arguments aren't parsed twice: see `add_argument` (v2.0).",
@@ -136,7 +139,14 @@ def test_added_tokens_of_several_words_are_refused(wordpiece_folder, tmp_path):
     library.add_tokens(["river stone"])
     library.save_pretrained(tmp_path)
     assert "river stone" in library.tokenize("a river stone")
-    with pytest.raises(UserError, match="added tokens of several words, such as 'river stone'"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "tokenizer TMP has added tokens of several words, such as 'river stone': "
+            "texts are tokenized word by word here, so they would never be read as the "
+            "model reads them"
+        ),
+    ):
         load_tokenizer(str(tmp_path))
 
 
@@ -222,18 +232,49 @@ def _roberta_ids(reference, *texts):
 def test_a_vocabulary_is_cased_where_asked(paragraphs):
     cased = train_tokenizer(paragraphs, 500, lowercase=False).backend
     assert cased.encode("Parser").ids != cased.encode("parser").ids
-    with pytest.raises(UserError, match="roberta needs at least 261"):
+    with pytest.raises(
+        UserError, match=whole("a vocabulary of 260 entries: roberta needs at least 261")
+    ):
         train_tokenizer(paragraphs, 260, "roberta")
-    with pytest.raises(UserError, match="no words"):
+    with pytest.raises(
+        UserError, match=whole("the texts hold no words to learn a vocabulary from")
+    ):
         train_tokenizer([" ", "\n"], 100)
 
 
+def test_the_most_frequent_letters_are_the_alphabet():
+    counts = {letter: 30 - i for i, letter in enumerate("zyxwvutsrq")} | dict.fromkeys("cba", 3)
+    text = " ".join(letter for letter, n in counts.items() for _ in range(n))
+    entries = train_tokenizer([text], 48).backend.get_vocab()
+    # A quarter of 48: ten, and of those that are equally frequent the first two.
+    assert {entry for entry in entries if len(entry) == 1} == {*"zyxwvutsrq", "a", "b"}
+
+
+def test_a_word_is_repeated_as_often_as_it_was_counted(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "_REPEATS", 3)
+    texts = [*tokenizer_module._repeated(Counter({"a": 7, "b": 3}))]
+    assert texts == [" a a a", " a a a", " a", " b b b"]
+
+
 def test_what_holds_no_tokenizer_is_refused(wordpiece_folder, tmp_path):
-    with pytest.raises(UserError, match="holds no tokenizer that loads"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP holds no tokenizer that loads: …"),
+    ):
         load_tokenizer(str(tmp_path))
-    with pytest.raises(UserError, match=r"no folder .*vocab\.txt, and no tokenizer"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "no folder TMP/vocab.txt, and no tokenizer of that name from the Hugging Face hub: …"
+        ),
+    ):
         load_tokenizer(str(wordpiece_folder / "vocab.txt"))
-    with pytest.raises(UserError, match="no folder nobody/nothing"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "no folder nobody/nothing, and no tokenizer of that name from the Hugging Face hub: …"
+        ),
+    ):
         load_tokenizer("nobody/nothing")
 
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
@@ -244,13 +285,19 @@ def test_what_holds_no_tokenizer_is_refused(wordpiece_folder, tmp_path):
 def test_a_tokenizer_of_another_family_is_refused(wordpiece_folder, byte_level_folder, tmp_path):
     state = json.loads(load_tokenizer(str(wordpiece_folder)).backend.to_str())
     state["normalizer"] = {"type": "Lowercase"}
-    said = r"of another kind \(WordPiece, Lowercase, BertPreTokenizer\): expected one of bert, "
+    said = (
+        "tokenizer TMP is of another kind (WordPiece, Lowercase, "
+        "BertPreTokenizer): expected one of bert, roberta, xlm-roberta, "
+        "modernbert, mpnet"
+    )
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=whole(said)):
         load_tokenizer(str(tmp_path))
     # Such as that of Qwen, by its parts.
     text = load_tokenizer(str(byte_level_folder)).backend.to_str().replace("<mask>", "<other>")
-    with pytest.raises(UserError, match="tokenizer changed has no <mask>, which roberta models"):
+    with pytest.raises(
+        UserError, match=whole("tokenizer changed has no <mask>, which roberta models need")
+    ):
         span_tokenizer(Tokenizer.from_str(text), "changed")
 
 
@@ -297,7 +344,9 @@ def test_tokens_are_spelled_without_the_files_decoder(tokenizer):
 def test_a_tokenizer_without_a_token_for_unknown_words_is_refused(wordpiece_folder):
     state = json.loads(load_tokenizer(str(wordpiece_folder)).backend.to_str())
     state["model"]["unk_token"] = "[NONE]"
-    with pytest.raises(UserError, match=r"tokenizer changed has no \[NONE\], which stands for"):
+    with pytest.raises(
+        UserError, match=whole("tokenizer changed has no [NONE], which stands for unknown words")
+    ):
         span_tokenizer(Tokenizer.from_str(json.dumps(state)), "changed")
 
 

@@ -7,6 +7,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data import folder, identical_ids
 from cocondenser_jax.retriever.data.folder import read_asked
+from tests.lines import whole
 from tests.world import write_qrels, write_records
 
 
@@ -57,7 +58,13 @@ def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused
     assert len(read) == 1  # may be many
     read_asked(tmp_path, "dev")
     for split in ("dev", None):
-        with pytest.raises(UserError, match=r"1 queries have a relevant passage .* own id \(2\)"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                "ignore_identical_ids: 1 queries have a relevant passage with their own id "
+                "(2), so their ids say nothing about each other"
+            ),
+        ):
             asked(tmp_path, split)
     asked(tmp_path / "queries.jsonl", None)  # a file, of queries alone
 

@@ -17,6 +17,7 @@ from cocondenser_jax.retriever.data.folder import (
     split_files,
 )
 from cocondenser_jax.retriever.data.layouts import Passage
+from tests.lines import whole
 from tests.world import COMPRESSIONS, write_qrels, write_records
 
 # Quotation marks and separators that are text, not syntax.
@@ -132,12 +133,26 @@ def test_files_of_windows_and_files_that_were_joined_read_alike(end, mark, tmp_p
     ("name", "content", "message"),
     [
         ("collection.tsv", "1\tgood\n2 bad\n", r":2: expected 2 .* \(id, text\), found 1"),
-        ("collection.tsv", "1\tgood\n2\tgood\ttitle\n", ":2: expected 2 .*, found 3"),
+        (
+            "collection.tsv",
+            "1\tgood\n2\tgood\ttitle\n",
+            whole("TMP/collection.tsv:2: expected 2 tab-separated fields (id, text), found 3"),
+        ),
         ("collection.tsv", "1\tx\n\n1\ty\n", ":3: the id '1' occurs twice"),
-        ("collection.tsv", "1\tx\n\tx\n", ":2: the id '' has .* or is empty"),
-        ("collection.tsv", "", "collection.tsv is empty"),
-        ("psgs_w100.tsv", "id\ttext\ttitle\n", "psgs_w100.tsv is empty"),
-        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r":2: expected 3 .* \(id, text, title\)"),
+        (
+            "collection.tsv",
+            "1\tx\n\tx\n",
+            whole("TMP/collection.tsv:2: the id '' has white space, or is empty"),
+        ),
+        ("collection.tsv", "", whole("TMP/collection.tsv is empty")),
+        ("psgs_w100.tsv", "id\ttext\ttitle\n", whole("TMP/psgs_w100.tsv is empty")),
+        (
+            "psgs_w100.tsv",
+            "id\ttext\ttitle\n1\tx\n",
+            whole(
+                "TMP/psgs_w100.tsv:2: expected 3 tab-separated fields (id, text, title), found 2"
+            ),
+        ),
         ("psgs_w100.tsv", 'id\ttext\ttitle\n1\t"x"y\tT\n2\tx\tT\n', ":2: wrong quoting"),
         ("psgs_w100.tsv", 'id\ttext\ttitle\n1\t"x\tT\n2\tx\tT\n', ":2: wrong quoting"),
         ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\tT\n1\ty\tT\n", ":3: the id '1' occurs twice"),
@@ -153,13 +168,41 @@ def test_bad_passages_are_named(tmp_path, name, content, message):
     ("name", "content", "message"),
     [
         ("queries.a.tsv", "1\tx\n2\n", r":2: expected 2 .* \(id, text\), found 1"),
-        ("queries.a.tsv", "1\tx\n1\tx\n", ":2: the id '1' occurs twice"),
-        ("queries.a.tsv", "\n", "queries.a.tsv is empty"),
-        ("queries.a.tsv", "who asks 1\t1\n", ":1: the id 'who asks 1' has white space"),
-        ("queries.a.tsv", "<top>\n<num> 1\n", ":1: <top>: expected id, text of a published"),
+        ("queries.a.tsv", "1\tx\n1\tx\n", whole("TMP/queries.a.tsv:2: the id '1' occurs twice")),
+        ("queries.a.tsv", "\n", whole("TMP/queries.a.tsv is empty")),
+        (
+            "queries.a.tsv",
+            "who asks 1\t1\n",
+            whole("TMP/queries.a.tsv:1: the id 'who asks 1' has white space, or is empty"),
+        ),
+        (
+            "queries.a.tsv",
+            "<top>\n<num> 1\n",
+            whole(
+                "TMP/queries.a.tsv:1: <top>: expected id, text of a published "
+                "queries.a.tsv, or a first line that names the columns, id and text among "
+                "them; or, where passages are read, --columns=id,title,text"
+            ),
+        ),
         # The time of a query in a log is no text, and the query no title.
-        ("queries.a.tsv", "1\tx\t2023-01-01 10:00\n", "expected id, text of a published queries"),
-        ("queries.a.tsv", "1\tx\ty\tz\n", ":1: 1, x, y, ...: expected id, text of a"),
+        (
+            "queries.a.tsv",
+            "1\tx\t2023-01-01 10:00\n",
+            whole(
+                "TMP/queries.a.tsv:1: 1, x, 2023-01-01 10:00: expected id, text of a "
+                "published queries.a.tsv, or a first line that names the columns, id and "
+                "text among them; or, where passages are read, --columns=id,title,text"
+            ),
+        ),
+        (
+            "queries.a.tsv",
+            "1\tx\ty\tz\n",
+            whole(
+                "TMP/queries.a.tsv:1: 1, x, y, ...: expected id, text of a published "
+                "queries.a.tsv, or a first line that names the columns, id and text among "
+                "them; or, where passages are read, --columns=id,title,text"
+            ),
+        ),
     ],
 )
 def test_bad_queries_are_named(tmp_path, name, content, message):
@@ -206,23 +249,73 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("log.txt", "7\twho asks\n8\twhat", "log.txt:1: a tab in each line"),
-        ("log.txt", "who asks\n8\twhat", "log.txt:2: a tab in a query: expected queries alone"),
-        ("topics.a.txt", "7\twho asks\nwhat", "a.txt:2: expected 2 tab-separated fields"),
-        ("topics.a.txt", "who asks\tme", "a.txt:1: the id 'who asks' has white space"),
-        ("topics.a.txt", "7\t1001\t1\n7\t1002\t2", "a.txt:1: expected 2 tab-separated fields"),
-        ("a.txt", "q1 Q0 d7 1 3.5 bm25", "a.txt:1: a result of a run, 'q1 Q0 d7 1 3.5 bm25'"),
-        ("a.txt", "<DOC>\n<DOCNO> 1 </DOCNO>", "a.txt:1: a tag of TREC's topics or documents"),
-        ("a.txt", "<top>\n<num> 1\n</top>", "a.txt:1: expected <top>, a <num>, a <title> with"),
-        ("a.txt", "<top>\n<num> 1\n<title> a", "a.txt:1: a topic without </top>"),
-        ("a.txt", "<top>\n<num>7\n<title>a\n</top>\n" * 2, "a.txt:5: the id '7' occurs twice"),
-        ("a.txt", "<top>\n<title> a\n<top>\n<num> 2\n</top>", "a.txt:1: expected <top>, a <num>"),
-        ("a.txt", "1 who is a\n12 who is b\n101 who", "a.txt: each of its 3 lines begins with a"),
+        (
+            "log.txt",
+            "7\twho asks\n8\twhat",
+            (
+                "TMP/log.txt:1: a tab in each line, as in a table: expected texts alone, "
+                "or a .tsv file whose first line names the columns, id and text among them"
+            ),
+        ),
+        (
+            "log.txt",
+            "who asks\n8\twhat",
+            (
+                "TMP/log.txt:2: a tab in a query: expected queries alone; where they have "
+                "ids, in a .tsv file whose first line is id and text, or in topics.NAME.txt"
+            ),
+        ),
+        (
+            "topics.a.txt",
+            "7\twho asks\nwhat",
+            "TMP/topics.a.txt:2: expected 2 tab-separated fields (id, text), found 1",
+        ),
+        (
+            "topics.a.txt",
+            "who asks\tme",
+            "TMP/topics.a.txt:1: the id 'who asks' has white space, or is empty",
+        ),
+        (
+            "topics.a.txt",
+            "7\t1001\t1\n7\t1002\t2",
+            "TMP/topics.a.txt:1: expected 2 tab-separated fields (id, text), found 3",
+        ),
+        (
+            "a.txt",
+            "q1 Q0 d7 1 3.5 bm25",
+            "TMP/a.txt:1: a result of a run, 'q1 Q0 d7 1 3.5 bm25': expected texts alone",
+        ),
+        (
+            "a.txt",
+            "<DOC>\n<DOCNO> 1 </DOCNO>",
+            "TMP/a.txt:1: a tag of TREC's topics or documents, '<DOC>': expected texts alone",
+        ),
+        (
+            "a.txt",
+            "<top>\n<num> 1\n</top>",
+            "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
+        ),
+        ("a.txt", "<top>\n<num> 1\n<title> a", "TMP/a.txt:1: a topic without </top>"),
+        ("a.txt", "<top>\n<num>7\n<title>a\n</top>\n" * 2, "TMP/a.txt:5: the id '7' occurs twice"),
+        (
+            "a.txt",
+            "<top>\n<title> a\n<top>\n<num> 2\n</top>",
+            "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
+        ),
+        (
+            "a.txt",
+            "1 who is a\n12 who is b\n101 who",
+            (
+                "TMP/a.txt: each of its 3 lines begins with a number, as with an id: "
+                "expected queries alone; where they have ids, a .tsv file whose first line "
+                "is id and text, or tabs after them in topics.NAME.txt"
+            ),
+        ),
     ],
 )
 def test_lines_that_are_no_queries_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=whole(message)):
         layouts.read_queries(tmp_path / name)
 
 
@@ -272,17 +365,25 @@ def test_a_broken_line_of_queries_is_refused_by_its_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "said"),
     [
-        ("queries.jsonl", '{"_id": "q 1", "text": "x"}'),
-        ("queries.jsonl", '{"_id": "q1 ", "text": "x"}'),
-        ("queries.train.tsv", "q 1\tx"),
-        ("collection.tsv", "d\u00a01\tx"),
+        (
+            "queries.jsonl",
+            '{"_id": "q 1", "text": "x"}',
+            "'q 1' has white space or a zero byte, or is empty",
+        ),
+        (
+            "queries.jsonl",
+            '{"_id": "q1 ", "text": "x"}',
+            "'q1 ' has white space or a zero byte, or is empty",
+        ),
+        ("queries.train.tsv", "q 1\tx", "'q 1' has white space, or is empty"),
+        ("collection.tsv", "d\u00a01\tx", r"'d\xa01' has white space, or is empty"),
     ],
 )
-def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content):
+def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content, said):
     (tmp_path / name).write_text(content + "\n")
     of_passages = functools.partial(layouts.read_passages, numbered=True)
     read = of_passages if name == "collection.tsv" else layouts.read_queries
-    with pytest.raises(UserError, match=r"the id .* has white space"):
+    with pytest.raises(UserError, match=whole(f"TMP/{name}:1: the id {said}")):
         list(read(tmp_path / name))

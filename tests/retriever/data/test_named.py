@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import json
+import logging
 import sys
 import threading
 import zipfile
@@ -19,6 +20,7 @@ from cocondenser_jax.retriever.data import named
 from cocondenser_jax.retriever.data.folder import read_corpus, read_queries, read_split
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.trec import read_qrels, read_run
+from tests.lines import whole
 from tests.world import write_records
 
 CORPUS = [{"_id": "d1", "title": "T", "text": "one two"}, {"_id": "d2", "text": "three"}]
@@ -75,9 +77,11 @@ def files_in(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_an_archive_of_beir_is_fetched_once(serve_archive, tmp_path):
+def test_an_archive_of_beir_is_fetched_once(serve_archive, tmp_path, caplog):
+    caplog.set_level(logging.INFO, named.__name__)
     archive = serve_archive("scifact", "scifact")
     folder = named.find_data("beir:scifact")
+    assert caplog.messages == [f"beir:scifact is in {folder}"]
     assert folder == tmp_path / "cache" / "beir" / "scifact"
     require_collection(folder)
     assert files_in(tmp_path / "cache") == [
@@ -99,24 +103,39 @@ def test_a_forum_is_a_part_of_its_archive(serve_archive, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("beir:scifakt", "no collection of BEIR 'scifakt': did you mean scifact"),
-        ("beir:cqadupstack", "no forum of beir:cqadupstack/FORUM '': did you mean"),
+        (
+            "beir:scifakt",
+            "no collection of BEIR 'scifakt': did you mean scifact or scidocs or climate-fever?",
+        ),
+        (
+            "beir:cqadupstack",
+            "no forum of beir:cqadupstack/FORUM '': did you mean android or english or gaming?",
+        ),
         ("beir:scifact/english", "beir:scifact has no parts: leave out /english"),
-        ("beir:fiqa", r"/fiqa\.zip cannot be fetched: File not found"),
-        ("beir:", "beir:: expected beir:NAME, nano:NAME or ir:NAME"),
-        ("nano:SciFakt", "no collection of NanoBEIR 'scifakt': did you mean scifact"),
+        ("beir:fiqa", "http://127.0.0.1:…/fiqa.zip cannot be fetched: File not found"),
+        ("beir:", "beir:: expected beir:NAME, nano:NAME or ir:NAME (docs/data.md)"),
+        (
+            "nano:SciFakt",
+            (
+                "no collection of NanoBEIR 'scifakt': did you mean scifact or scidocs or "
+                "climatefever?"
+            ),
+        ),
     ],
 )
 def test_a_wrong_name_is_one_line_and_leaves_nothing(served, tmp_path, name, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=whole(message)):
         named.find_data(name)
     assert files_in(tmp_path) == []
 
 
 def test_an_archive_that_is_cut_short_or_changed_is_refused(serve_archive, tmp_path):
     archive = serve_archive("scifact", "scifact")
-    archive.write_bytes(archive.read_bytes()[:-10])
-    with pytest.raises(UserError, match=r"scifact.zip has the MD5 .*, expected .*: cut short, or"):
+    cut = archive.read_bytes()[:-10]
+    archive.write_bytes(cut)
+    found, expected = hashlib.md5(cut).hexdigest(), named._BEIR["scifact"]
+    said = f"…/scifact.zip has the MD5 {found}, expected {expected}: cut short, or changed"
+    with pytest.raises(UserError, match=whole(said)):
         named.find_data("beir:scifact")
     assert files_in(tmp_path / "cache") == []
 
@@ -170,7 +189,7 @@ def test_nanobeir_is_read_as_sentence_transformers_reads_it(tmp_path, monkeypatc
     assert evaluator.relevant_docs == {"q1": {"d1"}}
     assert evaluator.corpus_ids == [passage.id for passage in read_corpus(folder)]
     monkeypatch.setattr(named, "_NANO_DATASET", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"^nano:NQ: "):
+    with pytest.raises(UserError, match=whole("nano:NQ: …")):
         named.find_data("nano:NQ")
 
 
@@ -205,7 +224,9 @@ def test_a_collection_of_ir_datasets_becomes_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets())
     require_collection(named.find_data("ir:mine"))
-    with pytest.raises(UserError, match=r"^ir_datasets has no 'other': its names are at"):
+    with pytest.raises(
+        UserError, match=whole("ir_datasets has no 'other': its names are at ir-datasets.com")
+    ):
         named.find_data("ir:other")
 
 

@@ -1,7 +1,5 @@
 """Passages without ids have numbers, unless something shows that they have others."""
 
-import re
-
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -10,6 +8,7 @@ from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.folder import read_corpus, read_split
 from cocondenser_jax.retriever.data.layouts import Passage
+from tests.lines import whole
 from tests.world import COMPRESSIONS, write_qrels, write_records
 
 
@@ -76,9 +75,18 @@ def test_a_document_that_is_cut_is_one_passage(tmp_path):
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([{"_id": "a"}, {}], ":2 has no `_id`, but others have one: expected one in each or"),
-        ([{}, {}, {"id": "a"}], ":3 has an id, but others have none: expected one in each or"),
-        ([{"_id": None}, {"_id": "b"}], ":2 has an id, but others have none"),
+        (
+            [{"_id": "a"}, {}],
+            ":2 has no `_id`, but others have one: expected one in each or in none",
+        ),
+        (
+            [{}, {}, {"id": "a"}],
+            ":3 has an id, but others have none: expected one in each or in none",
+        ),
+        (
+            [{"_id": None}, {"_id": "b"}],
+            ":2 has an id, but others have none: expected one in each or in none",
+        ),
         ([{"doc_id": "a"}], ":1 has no `_id`, but `doc_id`: rename that to `_id`"),
         ([{"pid": 7}], ":1 has no `_id`, but `pid`: rename that to `_id`"),
         ([{"ID": 7}], ":1 has no `_id`, but `ID`: rename that to `_id`"),
@@ -87,7 +95,7 @@ def test_a_document_that_is_cut_is_one_passage(tmp_path):
 )
 def test_ids_are_those_of_all_passages_or_of_none(tmp_path, records, message):
     path = write_records(tmp_path / "a.jsonl", [{"text": "x"} | each for each in records])
-    with pytest.raises(UserError, match=re.escape(message)):
+    with pytest.raises(UserError, match=whole(f"TMP/a.jsonl{message}")):
         list(read_corpus(path))
     if "twice" not in message:
         message = message.replace(f":{message[1]}", f", record {message[1]}")
@@ -96,7 +104,7 @@ def test_ids_are_those_of_all_passages_or_of_none(tmp_path, records, message):
         if message.count("has an id") and "_id" not in columns:
             columns["id"] = [None, None, "a"]
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "b.parquet")
-        with pytest.raises(UserError, match=re.escape(message)):
+        with pytest.raises(UserError, match=whole(f"TMP/b.parquet{message}")):
             list(read_corpus(tmp_path / "b.parquet"))
 
 
@@ -108,15 +116,32 @@ def test_judged_passages_must_have_ids(tmp_path):
     write_qrels(tmp_path / "qrels" / "test.tsv", {"q": {"2": 1}})
     assert read_split(tmp_path, "test")[1] == {"q": {"2": 1}}
     for source in (tmp_path, path):
-        with pytest.raises(UserError, match=":1 has no `_id`: judgments name passages by their id"):
+        with pytest.raises(
+            UserError,
+            match=whole("TMP/corpus.jsonl:1 has no `_id`: judgments name passages by their ids"),
+        ):
             list(read_corpus(source))
 
 
 def test_queries_and_judgments_are_no_passages(tmp_path):
     write_qrels(tmp_path / "qrels.test.tsv", {"q": {"2": 1}})
-    with pytest.raises(UserError, match=r"has no passages: expected corpus\.jsonl or"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP has no passages: expected corpus.jsonl or corpus.tsv or "
+            "collection.tsv or psgs_w100.tsv or msmarco-docs.tsv (plain, .gz, .xz or "
+            ".zst)"
+        ),
+    ):
         read_corpus(tmp_path)
     (tmp_path / "qrels.test.tsv").rename(tmp_path / "queries.test.tsv")
     (tmp_path / "docs.txt").write_text("one\n")
-    with pytest.raises(UserError, match=r"has no passages: expected corpus\.jsonl or"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP has no passages: expected corpus.jsonl or corpus.tsv or "
+            "collection.tsv or psgs_w100.tsv or msmarco-docs.tsv (plain, .gz, .xz or "
+            ".zst)"
+        ),
+    ):
         read_corpus(tmp_path)

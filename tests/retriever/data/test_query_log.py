@@ -7,6 +7,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.query_log import draw_queries, read_log
+from tests.lines import whole
 
 
 def test_empty_lines_and_those_that_occur_again_are_counted_and_left_out(tmp_path, caplog):
@@ -33,23 +34,26 @@ def test_a_log_may_be_in_any_file_of_queries(tmp_path, name, caplog):
         path.write_text(rows if name.endswith("tsv") else lines)
     expected = {"1": "a b", "3": "c"} if name.endswith("gz") else {"q0": "a b", "q2": "c"}
     assert read_log(path) == expected
-    assert "1 empty queries and 1 that occur again" in caplog.text
+    assert caplog.messages == [f"{path}: 1 empty queries and 1 that occur again are left out"]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("log.csv", "a\nb\n", "log.csv: expected a .txt file with a query on each line, or a"),
-        ("log.txt", "one\nONE\n", "log.txt has 1 different queries: a comparison needs two"),
-        ("log.txt", "\n\n", "log.txt is empty"),
+        (
+            "log.csv",
+            "a\nb\n",
+            "TMP/log.csv: expected a .txt file with a query on each line, or a .tsv or .jsonl file",
+        ),
+        ("log.txt", "one\nONE\n", "TMP/log.txt has 1 different queries: a comparison needs two"),
+        ("log.txt", "\n\n", "TMP/log.txt is empty"),
     ],
 )
 def test_what_is_no_log_is_said_in_one_line(tmp_path, name, text, said):
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=whole(said)):
         read_log(path)
-    assert said in str(error.value)
 
 
 def test_queries_are_drawn_from_all_of_the_log_and_always_the_same():

@@ -16,6 +16,7 @@ from cocondenser_jax.retriever.data.significance import (
     detectable_difference,
     format_p,
 )
+from tests.lines import whole
 
 
 def metrics(values, name="MRR@10"):
@@ -153,9 +154,13 @@ def test_the_order_of_queries_does_not_matter():
 
 
 def test_runs_that_cannot_be_compared():
-    with pytest.raises(UserError, match="at least two queries"):
+    with pytest.raises(
+        UserError, match=whole("a comparison of two runs needs at least two queries")
+    ):
         compare(metrics([0.5]), metrics([0.25]))
-    with pytest.raises(UserError, match="different queries"):
+    with pytest.raises(
+        UserError, match=whole("the runs to compare were evaluated on different queries")
+    ):
         compare(metrics([0.5, 1.0]), metrics([0.5, 1.0, 0.0]))
 
 

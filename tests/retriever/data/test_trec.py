@@ -9,6 +9,7 @@ import pytrec_eval
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data import trec
+from tests.lines import whole
 from tests.world import COMPRESSIONS
 
 
@@ -76,20 +77,30 @@ def test_results_that_cannot_all_be_made_leave_no_run(tmp_path):
         yield "q1", {"d1": 1.0}
         raise UserError("no more")
 
-    with pytest.raises(UserError, match="no more"):
+    with pytest.raises(UserError, match=whole("no more")):
         trec.write_results(tmp_path / "run.trec", results())
     assert not any(tmp_path.iterdir())
+
+
+DISTANCES = (
+    "for 1 of 2 queries the last rank has a higher score than the first; as in trec_eval, the"
+    " highest score is the best: are these distances?"
+)
+EQUAL_SCORES = (
+    "1 of 2 queries have results with equal scores, which keep the order of the file; trec_eval"
+    " orders them by their ids"
+)
 
 
 @pytest.mark.parametrize(
     ("lines", "warning"),
     [
         (["1 3.0", "2 2.0", "3 1.0"], ""),
-        (["1 1.0", "2 2.0", "3 3.0"], "1 of 2 queries the last rank has a higher score"),
-        (["3 3.0", "1 1.0", "2 2.0"], "1 of 2 queries the last rank has a higher score"),
+        (["1 1.0", "2 2.0", "3 3.0"], DISTANCES),
+        (["3 3.0", "1 1.0", "2 2.0"], DISTANCES),
         (["0 1.0", "0 2.0", "0 3.0"], ""),  # no ranks
         (["x 1.0", "y 2.0", "z 3.0"], ""),
-        (["1 2.0", "2 1.0", "3 2.0"], "1 of 2 queries have results with equal scores, which keep"),
+        (["1 2.0", "2 1.0", "3 2.0"], EQUAL_SCORES),
     ],
 )
 def test_an_order_in_doubt_is_named(lines, warning, tmp_path, caplog):
@@ -98,8 +109,7 @@ def test_an_order_in_doubt_is_named(lines, warning, tmp_path, caplog):
     results = [f"q1 Q0 d{i} {line} x\n" for i, line in enumerate(lines)]
     path.write_text("".join([*results, "q2 Q0 d1 1 5.0 x\n"]))
     trec.read_run(path)
-    assert len(caplog.messages) == bool(warning)
-    assert warning in caplog.text
+    assert caplog.messages == [f"{path}: {warning}"] * bool(warning)
 
 
 @pytest.mark.parametrize(
@@ -125,87 +135,155 @@ def test_judgments_of_every_origin_read_alike(content, tmp_path):
     assert trec.read_qrels(tmp_path / "qrels.tsv") == {"q1": {"d1": 2, "d2": 0}}
 
 
+def test_the_largest_grades(tmp_path):
+    (tmp_path / "qrels.tsv").write_text("q1 0 d1 1000000\nq1 0 d2 -1000000\n")
+    assert trec.read_qrels(tmp_path / "qrels.tsv") == {"q1": {"d1": 1_000_000, "d2": -1_000_000}}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"topic iter docno rel\nq1\td1\t1\n", ":2: found 3 fields, fewer than in the header"),
+        (
+            b"topic iter docno rel\nq1\td1\t1\n",
+            "TMP/qrels.tsv:2: found 3 fields, fewer than in the header",
+        ),
         (
             b"qid\tdocid\tvalue\nq1\td1\t1\n",
-            ":1: three columns without a header: expected query-id, c",
+            (
+                "TMP/qrels.tsv:1: three columns without a header: expected query-id, "
+                "corpus-id and score in the first line, or TREC's four, query 0 passage "
+                "grade"
+            ),
         ),
-        (b"1\t7\t1\n1\t8\t2\n", ":1: three columns without a header"),  # a run of MS MARCO
-        (b"qid\ttopic\tdocid\n", ":1: the columns qid and topic may all be the queryid: name one"),
-        (b"qid\tquery\tdocid\trel\n", ":1: the columns qid and query may all be the queryid"),
-        (b"score,query text,query-id,corpus-id\n1,x,q1,d1\n", ":1: .* by ',', expected tabs"),
-        (b'"query-id";"corpus-id";"score"\nq1;d1;1\n', ":1: .* by ';', expected tabs"),
+        (
+            b"1\t7\t1\n1\t8\t2\n",
+            (
+                "TMP/qrels.tsv:1: three columns without a header: expected query-id, "
+                "corpus-id and score in the first line, or TREC's four, query 0 passage "
+                "grade"
+            ),
+        ),  # a run of MS MARCO
+        (
+            b"qid\ttopic\tdocid\n",
+            (
+                "TMP/qrels.tsv:1: the columns qid and topic may all be the queryid: name "
+                "one of them queryid"
+            ),
+        ),
+        (
+            b"qid\tquery\tdocid\trel\n",
+            (
+                "TMP/qrels.tsv:1: the columns qid and query may all be the queryid: name "
+                "one of them queryid"
+            ),
+        ),
+        (
+            b"score,query text,query-id,corpus-id\n1,x,q1,d1\n",
+            "TMP/qrels.tsv:1: columns separated by ',', expected tabs",
+        ),
+        (
+            b'"query-id";"corpus-id";"score"\nq1;d1;1\n',
+            "TMP/qrels.tsv:1: columns separated by ';', expected tabs",
+        ),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nqid\tdocid\trel\n",
-            ":3: the score must be an integer, not 'rel'",
+            "TMP/qrels.tsv:3: the score must be an integer, not 'rel'",
         ),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1.0\n",
-            ":2: the score must be an integer, not '1.0'",
+            "TMP/qrels.tsv:2: the score must be an integer, not '1.0'",
         ),  # trec_eval drops .5
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t1_0\n",
-            ":3: the score must be an integer, not '1_0'",
+            "TMP/qrels.tsv:3: the score must be an integer, not '1_0'",
         ),
-        ("q1\t0\td1\t\u0661\n".encode(), ":1: the score must be an integer"),
+        ("q1\t0\td1\t\u0661\n".encode(), "TMP/qrels.tsv:1: the score must be an integer, not '١'"),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\tgood\n",
-            ":3: the score must be an integer, not 'good'",
+            "TMP/qrels.tsv:3: the score must be an integer, not 'good'",
         ),
-        (b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1 d2\n", ":3: expected 3 tab-separated fields"),
-        (b"q1\td\xff\t1\n", ":1: not UTF-8"),
-        (b"query-id\tcorpus-id\tscore\n", "holds no judgments"),
+        *(
+            (
+                f"q1 0 d1 {grade}\n".encode(),
+                f"TMP/qrels.tsv:1: the score {grade} is not within ±1,000,000",
+            )
+            for grade in (1_000_001, -1_000_001)
+        ),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1 d2\n",
+            (
+                "TMP/qrels.tsv:3: expected 3 tab-separated fields (query, passage, score) "
+                "or TREC's 4, found 2"
+            ),
+        ),
+        (b"q1\td\xff\t1\n", "TMP/qrels.tsv:1: not UTF-8"),
+        (b"query-id\tcorpus-id\tscore\n", "TMP/qrels.tsv holds no judgments"),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\tscore\n",
-            ":3: the score must be an integer, not 'score'",
+            "TMP/qrels.tsv:3: the score must be an integer, not 'score'",
         ),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\0\td1\t1\n",
-            ":3: a zero byte",
+            "TMP/qrels.tsv:3: a zero byte, which no id can have",
         ),  # trec_eval would abort
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t1\nq1\td1\t0\n",
-            ":4: query q1 has passage d1 with two scores",
+            "TMP/qrels.tsv:4: query q1 has passage d1 with two scores",
         ),
         # What no run can name would count as not found.
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td 2\t1\n",
-            ":3: the id 'd 2' has white space",
+            "TMP/qrels.tsv:3: the id 'd 2' has white space or a zero byte, or is empty",
         ),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2 \t1\n",
-            ":3: the id 'd2 ' has white space",
+            "TMP/qrels.tsv:3: the id 'd2 ' has white space or a zero byte, or is empty",
         ),
         (
             b"query-id\tcorpus-id\tscore\nq1\td1\t1\n q1\td2\t1\n",
-            ":3: the id ' q1' has white space",
+            "TMP/qrels.tsv:3: the id ' q1' has white space or a zero byte, or is empty",
         ),
-        ("query-id\tcorpus-id\tscore\nq1\td1\u00a0\t1\n".encode(), ":2: the id .* has white space"),
+        (
+            "query-id\tcorpus-id\tscore\nq1\td1\u00a0\t1\n".encode(),
+            "TMP/qrels.tsv:2: the id 'd1\\xa0' has white space or a zero byte, or is empty",
+        ),
     ],
 )
 def test_bad_judgments_are_named(tmp_path, content, message):
     path = tmp_path / "qrels.tsv"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=whole(message)):
         trec.read_qrels(path)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("q1 Q0 d2 2 nan tag", ":2: the score must be a finite number, not 'nan'"),
-        ("q1 Q0 d2 2 inf tag", ":2: the score must be a finite number, not 'inf'"),
-        ("q1 Q0 d2 2 1_0 tag", ":2: the score must be a finite number, not '1_0'"),
+        (
+            "q1 Q0 d2 2 nan tag",
+            whole("TMP/run.trec:2: the score must be a finite number, not 'nan'"),
+        ),
+        (
+            "q1 Q0 d2 2 inf tag",
+            whole("TMP/run.trec:2: the score must be a finite number, not 'inf'"),
+        ),
+        (
+            "q1 Q0 d2 2 1_0 tag",
+            whole("TMP/run.trec:2: the score must be a finite number, not '1_0'"),
+        ),
         ("q1 Q0 d2 2 0x1 tag", ":2: the score must be a finite number, not '0x1'"),
-        ("q1 Q0 d2 2 1e999 tag", ":2: the score must be a finite number, not '1e999'"),
+        (
+            "q1 Q0 d2 2 1e999 tag",
+            whole("TMP/run.trec:2: the score must be a finite number, not '1e999'"),
+        ),
         ("q1\td2\t2", ":2: expected 6 fields"),  # MS MARCO's runs, without scores
-        ("q1 Q0 d2 2 high tag", ":2: the score must be a finite number, not 'high'"),
+        (
+            "q1 Q0 d2 2 high tag",
+            whole("TMP/run.trec:2: the score must be a finite number, not 'high'"),
+        ),
         ("q1 Q0 d2 2 1.0", ":2: expected 6 fields"),
-        ("q1 Q0 d1\0 2 1.0 tag", ":2: a zero byte"),
-        ("q1 Q0 d1 2 1.0 tag", ":2: query q1 has passage d1 twice"),
+        ("q1 Q0 d1\0 2 1.0 tag", whole("TMP/run.trec:2: a zero byte, which no id can have")),
+        ("q1 Q0 d1 2 1.0 tag", whole("TMP/run.trec:2: query q1 has passage d1 twice")),
     ],
 )
 def test_bad_runs_are_named(tmp_path, line, message):
@@ -216,7 +294,7 @@ def test_bad_runs_are_named(tmp_path, line, message):
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*none"):
+    with pytest.raises(UserError, match=whole("cannot read TMP/none: No such file or directory")):
         trec.read_run(tmp_path / "none")
 
 
@@ -252,17 +330,26 @@ def test_trec_eval_sees_the_order_written_whatever_the_ids(tmp_path):
 def test_scores_that_no_run_may_hold(tmp_path):
     path = tmp_path / "run.trec"
     for bad in (np.nan, np.inf, 1e300):
-        with pytest.raises(UserError, match="not a finite number"):
+        with pytest.raises(
+            UserError, match=whole("a run holds a score that is not a finite number")
+        ):
             trec.write_run(path, {"q": {"a": 1.0, "b": bad}})
     for bad in ("a b", "a\0", " a", "a\n", "a\u00a0"):
-        with pytest.raises(UserError, match="has white space or a zero byte"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                f"TMP/run.trec: the id {bad!r} has white space or a zero byte, or is empty"
+            ),
+        ):
             trec.write_run(path, {"q": {bad: 1.0}})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_cannot_be_written_is_said_so(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"cannot write .*file/run\.trec: "):
+    with pytest.raises(
+        UserError, match=whole("cannot write TMP/file/run.trec: TMP/file is not a folder")
+    ):
         trec.write_run(tmp_path / "file" / "run.trec", {"q": {"d": 1.0}})
 
 

@@ -93,7 +93,7 @@ def build_store(
             pieces=len(pieces),
         )
         documents = tqdm(read_pieces(source, pieces), "corpus", unit=" documents")
-        manifest = _write_store(folder, documents, remember_texts(), loaded, settings, task=(0, 1))
+        manifest = _write_store(folder, documents, remember_texts(), loaded, settings)
         require_documents(source, manifest)
     return manifest
 
@@ -204,7 +204,7 @@ def build_task(
         def is_repeated(number: int, _: str) -> bool:
             return number in duplicates
 
-        manifest = _write_store(folder, documents, is_repeated, loaded, settings, task)
+        manifest = _write_store(folder, documents, is_repeated, loaded, settings)
         expected = documents_of_task(work, task[0])
         require_unchanged(settings.corpus, manifest["documents_sha256"], expected)
 
@@ -240,7 +240,6 @@ def _write_store(
     is_repeated: IsRepeated,
     tokenizer: SpanTokenizer,
     settings: StoreSettings,
-    task: tuple[int, int],
 ) -> dict[str, Any]:
     """Writes the files of a store beside those in `folder`, the manifest last, and returns it."""
     dropped = Counter(dict.fromkeys(("empty", "duplicate", "too_short"), 0))
@@ -279,7 +278,6 @@ def _write_store(
         "format_version": FORMAT_VERSION,
         **settings._asdict(),
         "documents_sha256": read.hexdigest(),
-        "task": [*task],
         "tokenizer": {
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,

@@ -166,7 +166,7 @@ class BatchSpec(NamedTuple):
 
     @property
     def mask_probabilities(self) -> tuple[float, ...]:
-        """The fraction of tokens to mask in each text of an example; empty if none is masked."""
+        """The fraction of tokens to mask in each text of an example."""
         kind = self.kind
         texts = [self.mask_probability] * (kind.n_rows // kind.n_copies)
         return *texts, *[self.decoder_mask_probability] * (kind.n_rows - len(texts))

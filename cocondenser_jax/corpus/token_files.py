@@ -1,12 +1,14 @@
 """Writes, maps and reads the flat files of a token store.
 
-  tokens.bin         content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or uint32
-  for more than 65,536 entries; then `max_length` zeros, so that a window of that many can be read
-  at any span starts.bin         uint8 for each token: 2 where it starts a sentence, 1 where another
-  word, else 0; then zeros likewise span_offsets.bin   int64 [N + 1]: span i is
-  tokens[span_offsets[i] : span_offsets[i + 1]] first_span.bin     int64 [D + 1]: document i is
-  spans first_span[i] to first_span[i + 1] - 1 ids.txt            names of the documents, each
-  followed by a line feed id_offsets.bin     int64 [D + 1]: byte in ids.txt where each name starts
+  tokens.bin        content tokens of all spans, end to end (no [CLS], no [SEP]); uint16, or uint32
+                    for more than 65,536 entries; then `max_length` zeros, so that a window of that
+                    many can be read at any span
+  starts.bin        uint8 for each token: 2 where it starts a sentence, 1 where another word, else
+                    0; then zeros likewise
+  span_offsets.bin  int64 [N + 1]: span i is tokens[span_offsets[i] : span_offsets[i + 1]]
+  first_span.bin    int64 [D + 1]: document i is spans first_span[i] to first_span[i + 1] - 1
+  ids.txt           names of the documents, each followed by a line feed
+  id_offsets.bin    int64 [D + 1]: byte in ids.txt where each name starts
 
 Numbers are little-endian.
 """

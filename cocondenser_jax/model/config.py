@@ -58,7 +58,8 @@ class ModelConfig:
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
-    max_position_embeddings: int = 512  #: 514 for RoBERTa: `position_offset` are never used
+    #: 514 for RoBERTa: the first `position_offset` rows are never used.
+    max_position_embeddings: int = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     hidden_dropout_prob: float = 0.1

@@ -49,9 +49,8 @@ class Launches(NamedTuple):
     """The launches of a step."""
 
     step: list[Launch]
-    chunks: list[
-        list[Launch]
-    ]  # those of one chunk, for each loop over chunks in order (the passes)
+    # Those of one chunk, for each loop over chunks in order (the passes).
+    chunks: list[list[Launch]]
 
 
 class _Instruction(NamedTuple):

@@ -84,9 +84,8 @@ def _find_tpus(name: str) -> Machine:
         )
     chip_config = "megacore" if generation == "v4" else "default"  # both cores are one device
     options: dict[str, Any] = {"chip_config_name": chip_config}
-    if (
-        name in MACHINES
-    ):  # otherwise libtpu would split the eight chips of v5e-8 and v6e-8 between two hosts
+    # Otherwise libtpu would split the eight chips of v5e-8 and v6e-8 between two hosts.
+    if name in MACHINES:
         chips = [int(size) for size in f"{CHIPS[generation]}x1".split("x")]
         options["chips_per_host_bounds"] = chips[:3]
     try:

@@ -2,9 +2,10 @@
 
 docs/architecture.md lists its files. A checkpoint is a folder `checkpoints/<step>`:
 
-    params.safetensors  the parameters state.safetensors   all other fields of the state, by their
-    names probe.json          the probe's measurements after the step sha256.json         checksums
-    of the other files
+    params.safetensors  the parameters
+    state.safetensors   all other fields of the state, by their names
+    probe.json          the probe's measurements after the step
+    sha256.json         checksums of the other files
 """
 
 import contextlib

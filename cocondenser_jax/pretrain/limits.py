@@ -12,9 +12,9 @@ class DeviceLimits(NamedTuple):
     network: float  # GB/s; of a TPU, all links to other chips together; of a GPU, one direction
 
 
-# Google Cloud's TPU documentation; links of v2 and v3 from Jouppi et al., *A
-# domain-specific supercomputer for training deep neural networks*, CACM 2020: four links of 496 and
-# 656 Gbit/s a chip.
+# Google Cloud's TPU documentation; links of v2 and v3 from Jouppi et al., *A domain-specific
+# supercomputer for training deep neural networks*, CACM 2020: four links of 496 and 656 Gbit/s a
+# chip.
 TPUS = {
     "v2": DeviceLimits(memory=8, compute=22.5, bandwidth=350, network=124),
     "v3": DeviceLimits(memory=16, compute=61.5, bandwidth=450, network=164),
@@ -23,7 +23,7 @@ TPUS = {
     "v5p": DeviceLimits(memory=95, compute=459, bandwidth=2765, network=600),
     "v6e": DeviceLimits(memory=32, compute=918, bandwidth=1640, network=448),
 }
-# Generations whose `device_kind` in JAX is not "TPU " and their name.
+# Generations whose `device_kind` in JAX is not "TPU " followed by their name, by what follows it.
 TPU_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 
 

@@ -159,7 +159,7 @@ OBJECTIVES = {
     "mlm": Objective(example="span", predicts_tokens=True),
     # Gao & Callan, arXiv 2104.08253.
     "condenser": Objective(example="span", predicts_tokens=True, has_head=True),
-    # Xiao et al., arXiv 2205.12035, section 3.2: a head of one layer, its weak decoder.
+    # Xiao et al., arXiv 2205.12035, section 3.2: with `model.n_head_layers=1` its weak decoder.
     "retromae": Objective(
         example="copies",
         predicts_tokens=True,

@@ -44,7 +44,10 @@ def learning_rate_schedule(settings: AdamW) -> optax.Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """Returns a tree of booleans: true for matrices, false for biases and LayerNorm."""
+    """Returns a tree of booleans: true for kernels and embeddings.
+
+    False for biases, LayerNorm and the table of relative positions.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda path, _: path[-1].key in ("kernel", "embedding"), params
     )

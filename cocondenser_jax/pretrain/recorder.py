@@ -20,9 +20,8 @@ class Recorder(NamedTuple):
 
     log: Callable[[int, Mapping[str, float]], None]  # the values of a step
     save: Callable[[TrainState, ProbeValues], None]  # a checkpoint, with its step's probe
-    probes: dict[
-        int, ProbeValues
-    ]  # by step: those of existing checkpoints, and all since this process started
+    # By step: those of existing checkpoints, and all since this process started.
+    probes: dict[int, ProbeValues]
     bar: tqdm
     is_silent: bool
 

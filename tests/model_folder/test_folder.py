@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.folder import files_of_vectors, find_weights, sha256_of
+from cocondenser_jax.model_folder.folder import (
+    ModelFolder,
+    Network,
+    files_of_vectors,
+    find_weights,
+    is_cross_encoder,
+    require_float_weights,
+    require_outside,
+    sha256_of,
+)
+from cocondenser_jax.representation import Representation
 
 
 def test_the_weights_are_those_that_transformers_reads(model_folder, tmp_path):
@@ -58,9 +69,11 @@ def test_shards_are_those_that_the_index_names(model_folder, tmp_path, as_bin):
     read = AutoModel.from_pretrained(folder).state_dict()
     name = "embeddings.word_embeddings.weight"
     assert torch.equal(read[name], tensors[name])
-    index.write_text("{}")
-    with pytest.raises(UserError, match="expected the file of each tensor in weight_map"):
-        find_weights(folder)
+    for content in ("{}", '{"weight_map": []}', '{"weight_map": {}}'):
+        index.write_text(content)
+        said = f"^{index}: expected the file of each tensor in weight_map$"
+        with pytest.raises(UserError, match=said):
+            find_weights(folder)
     index.unlink()
     assert find_weights(folder) == []
     with pytest.raises(OSError, match="no file named"):  # as transformers says
@@ -94,3 +107,73 @@ def test_a_module_that_moves_is_another_model_and_a_folder_that_moves_is_not(tmp
     assert sha256_of(folder, also=()) == before
     (folder / "2_Dense").rename(folder / "2_Old")
     assert sha256_of(folder, also=()) != before
+
+
+def opened(folder, networks):
+    """Returns a model of networks at these places, with a dense layer outside its folder."""
+    made = {task: Network(folder / place, {}, (weights,)) for task, (place, weights) in networks}
+    dense = (folder.parent / "dense",)
+    return ModelFolder("name", folder, made, Representation(), dense, False, True)
+
+
+def test_a_models_checksum_is_of_all_that_is_read_with_it(tmp_path):
+    """Of networks, their weights and dense layers, wherever links lead."""
+    folder, weights = tmp_path / "model", [tmp_path / f"{n}.bin" for n in "ab"]
+    files = [folder / "config.json", tmp_path / "tower" / "vocab.txt"]
+    files += [tmp_path / "dense" / "model.safetensors", *weights]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    networks = [("document", (".", weights[0])), ("query", ("../tower", weights[1]))]
+    model = opened(folder, networks)
+    seen = {model.sha256()}
+    for file in files:
+        file.write_text("changed")
+        seen.add(model.sha256())
+    assert len(seen) == len(files) + 1
+    assert model.networks["query"].sha256() == sha256_of(folder / "../tower", [weights[1]])
+    with pytest.raises(UserError, match=rf"^{folder} has two towers \(a Router\): expected one$"):
+        _ = model.network
+    single = opened(folder, networks[:1])
+    assert single.network is single.networks["document"]
+    assert hash(single) == hash(model)
+
+
+def test_our_head_goes_before_that_of_a_research_checkpoint(tmp_path):
+    model = opened(tmp_path, [("", ("", tmp_path / "w"))])
+    assert model.head is None
+    for name in ("model.pt", "condenser_head.safetensors"):
+        (tmp_path / name).touch()
+        assert model.head == tmp_path / name
+
+
+def test_a_quantized_network_is_named():
+    network = Network(Path("m"), {}, ())
+    require_float_weights(network)
+    for value, method in (({"quant_method": "awq"}, "awq"), ({"bits": 4}, "None"), ("x", "None")):
+        said = (
+            "m/config.json: quantization_config says that the weights are quantized"
+            f" ({method}), which cannot be trained: expected the unquantized model"
+        )
+        with pytest.raises(UserError) as refused:
+            require_float_weights(network._replace(config={"quantization_config": value}))
+        assert str(refused.value) == said
+
+
+def test_an_output_lies_outside_of_a_models_folder(tmp_path):
+    model = tmp_path / "model"
+    require_outside(model, model / "new")  # no folder: a name on the Hub
+    model.mkdir()
+    (tmp_path / "link").symlink_to(model)
+    require_outside(model, tmp_path / "model2")
+    require_outside(model / "deep", model)
+    for out in (model, model / "new", tmp_path / "link" / "a" / "new"):
+        said = f"{out} lies in the folder of the model, {model}: choose another place"
+        with pytest.raises(UserError, match=f"^{said}$"):
+            require_outside(model, out)
+
+
+def test_a_cross_encoder_is_known_by_its_architecture():
+    for names, expected in ((["BertForSequenceClassification"], True), (["BertModel"], False)):
+        assert is_cross_encoder({"architectures": names}) is expected
+    assert not is_cross_encoder({})

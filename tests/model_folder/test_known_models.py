@@ -3,6 +3,7 @@
 import pytest
 
 from cocondenser_jax.model_folder.known_models import find_known_model, find_namesake
+from cocondenser_jax.representation import NOTHING_GIVEN, Given
 
 TO_SEARCH = "Represent this sentence for searching relevant passages: "
 OF_E5 = {"query": "query: ", "document": "passage: "}
@@ -17,7 +18,10 @@ OF_E5 = {"query": "query: ", "document": "passage: "}
             for version in ("", "-v2")
         ),
         ("intfloat/multilingual-e5-small", OF_E5, 100),
+        ("intfloat/multilingual-e5-base", OF_E5, 100),
+        ("intfloat/e5-base-v2", OF_E5, 100),
         ("BAAI/bge-small-en-v1.5", {"query": TO_SEARCH}, 0),
+        ("BAAI/bge-base-en", {"query": TO_SEARCH}, 0),
         ("BAAI/bge-large-zh", {"query": "为这个句子生成表示以用于检索相关文章："}, 0),
         (
             "nomic-ai/nomic-embed-text-v1.5",
@@ -38,11 +42,37 @@ OF_E5 = {"query": "query: ", "document": "passage: "}
 )
 def test_prompts_and_scale_by_name(name, prompts, scale):
     known = find_known_model(name)
+    assert known.plain == NOTHING_GIVEN
     said = {"query": known.prompts.query_prompt, "document": known.prompts.passage_prompt}
     assert {task: text for task, text in said.items() if text} == prompts
     assert known.scale == scale
     last = name.partition("/")[2]
     assert find_namesake(["model", f"/models/{last}/"]) == (last.lower(), known.prompts)
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        ("facebook/contriever", "mean"),
+        ("facebook/contriever-msmarco", "mean"),
+        ("facebook/mcontriever-msmarco", "mean"),
+        ("Luyu/condenser", "cls"),
+        ("Luyu/co-condenser-marco", "cls"),
+        ("Luyu/co-condenser-wiki", "cls"),
+        ("Luyu/co-condenser-marco-retriever", "cls"),
+        ("caskcsg/cotmae_base_uncased", "cls"),
+        ("caskcsg/cotmae_base_msmarco_retriever", "cls"),
+        ("Shitao/RetroMAE", "cls"),
+        ("Shitao/RetroMAE_BEIR", "cls"),
+        ("Shitao/RetroMAE_MSMARCO_finetune", "cls"),
+        ("Shitao/RetroMAE_MSMARCO_distill", "cls"),
+    ],
+)
+def test_plain_folders_by_name(name, pooling):
+    known = find_known_model(name)
+    assert known.plain == Given(pooling=pooling, similarity="dot")
+    assert (known.prompts, known.scale) == (NOTHING_GIVEN, 0.0)
+    assert find_known_model(f"{name}-x") is None
 
 
 @pytest.mark.parametrize(
@@ -59,3 +89,6 @@ def test_other_models_of_the_same_makers_are_not_taken_for_them(name):
     assert [find_known_model(other) for other in others] == [None] * 4
     assert find_namesake([name, f"my-{name}", "e5-small-v2-finetuned"]) is None
     assert find_namesake(["contriever"]) is None  # it has no prompts to offer
+    first, second = (find_known_model(f"intfloat/e5-{size}").prompts for size in ("small", "base"))
+    assert find_namesake(["other", "e5-small", "bge-small-en"]) == ("e5-small", first)
+    assert find_namesake(["e5-base", "e5-small"]) == ("e5-base", second)

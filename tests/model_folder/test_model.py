@@ -108,7 +108,8 @@ def test_training_starts_from_the_shards_that_transformers_reads(tmp_path):
 
 def test_codes_in_the_place_of_weights_are_not_trained(labse, texts, tmp_path, capsys):
     change(labse / "config.json", quantization_config={"quant_method": "bitsandbytes"})
-    with pytest.raises(UserError, match=r"the weights are quantized \(bitsandbytes\)"):
+    said = r"the weights are quantized \(bitsandbytes\), which cannot be trained: expected the un"
+    with pytest.raises(UserError, match=said):
         load_folder(labse, n_head_layers=0, init_head_seed=0)
     words = [f"--workdir={tmp_path}/run", f"--config.model.folder={labse}"]
     words += [f"--config.data.folder={texts}", "--config.data.split=test"]
@@ -136,8 +137,11 @@ def test_the_name_of_a_folder_says_nothing_of_its_model(tmp_path, caplog, origin
         np.testing.assert_allclose(ours(PASSAGES), theirs(PASSAGES), atol=1e-6)
     assert open_model(folder).representation.score_scale == 20
     (line,) = lines(caplog)  # said once
-    assert "names no prompts, and none are used; e5-small-v2 is published with" in line
-    assert "--query_prompt='query: ' --passage_prompt='passage: '" in line
+    assert line == (
+        f"{folder} names no prompts, and none are used; e5-small-v2 is published with"
+        " --query_prompt='query: ' --passage_prompt='passage: ': give them if this model was"
+        " trained with them"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,10 @@ def test_a_name_on_the_hub_says_what_its_folder_does_not(tmp_path, caplog, monke
     assert (query_prompt(prompts), passage_prompt(prompts)) == ("query: ", "passage: ")
     assert known.representation.score_scale == 100
     (line,) = lines(caplog)
-    assert "those of intfloat/e5-small-v2 are used, 'query: ' for queries" in line
+    assert line == (
+        f"{folder} names no prompts: those of intfloat/e5-small-v2 are used, 'query: ' for queries"
+        " and 'passage: ' for passages; --query_prompt and --passage_prompt override them"
+    )
     assert open_model("someone/e5-small-v2").representation.prompts == ()
     given = open_model("intfloat/e5-small-v2", Given(query_prompt="", passage_prompt="p: "))
     assert dict(given.representation.prompts) == {"document": "p: "}
@@ -180,7 +187,11 @@ def test_a_plain_folder_is_pooled_as_its_name_on_the_hub_says(model_folder, capl
             found = open_model(name, plain=plain).representation
             assert (found.pooling, found.similarity) == vectors
         (line,) = lines(caplog)
-        assert f"are assumed, as in {name}; --pooling and --similarity" in line
+        pooling, similarity = vectors
+        assert line == (
+            f"{model_folder} has no modules.json: pooling {pooling} and similarity {similarity} are"
+            f" assumed, as in {name}; --pooling and --similarity override them"
+        )
         caplog.clear()
         cosine = open_model(name, Given(similarity="cosine")).representation
         assert (cosine.pooling, cosine.similarity) == (vectors[0], "cosine")
@@ -189,8 +200,12 @@ def test_a_plain_folder_is_pooled_as_its_name_on_the_hub_says(model_folder, capl
 
 def test_a_cross_encoder_is_no_bi_encoder_unless_that_is_said(cross_encoder_folder):
     for given in (Given(), Given(pooling="cls"), Given(similarity="dot")):
-        with pytest.raises(UserError, match=r"is a cross-encoder .* expected a bi-encoder"):
+        with pytest.raises(UserError) as refused:
             open_model(cross_encoder_folder, given)
+        assert str(refused.value) == (
+            f"{cross_encoder_folder} is a cross-encoder by its config.json (it scores pairs of"
+            " texts): expected a bi-encoder (--pooling and --similarity use it as one all the same)"
+        )
     given = Given(pooling="cls", similarity="dot")
     assert open_model(cross_encoder_folder, given).representation.pooling == "cls"
     opened = open_model(cross_encoder_folder, plain=AS_IN_PAPERS)
@@ -245,7 +260,9 @@ def test_what_is_resolved_is_read_alike_with_pytorch_and_without(name, tmp_path,
 def test_what_needs_to_be_resolved_is_one_line(tmp_path, monkeypatch, capsys):
     folder = write_folder(MINILM._replace(in_subfolder=True), tmp_path / "model")
     monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
-    with pytest.raises(UserError, match=r"without PyTorch, .* that `cocondenser resolve` wrote"):
+    said = "is written in another form than sentence_bert_config.json in the folder itself: without"
+    said += " PyTorch, expected a folder that `cocondenser resolve` wrote on a machine with PyTorch"
+    with pytest.raises(UserError, match=f"^{folder} {said}$"):
         load_folder(folder)
     largest = write_folder(MINILM._replace(modules=(pooling("max"), UNIT)), tmp_path / "largest")
     monkeypatch.undo()

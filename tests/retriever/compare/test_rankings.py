@@ -47,15 +47,15 @@ def test_what_is_recorded_of_a_ranking():
     tests = {"m": comparison_of(0.5)}
     row = Ranking("a + BM25", Path("a.trec"), "a", True, (7, 32), 1.5, {"q": ["p"]})
     row = row._replace(metrics={"mean": {"m": 0.5, "n": 0.25}, "per_query": {}}, tests=tests)
-    assert row.record() == {
-        "name": "a + BM25",
-        "model": "a",
-        "is_fused": True,
-        "tests": tests,
-        "seconds": 1.5,
-        "vectors": (7, 32),
-        "metrics": {"m": 0.5, "n": 0.25},
-    }
+    assert [*row.record().items()] == [  # in this order
+        ("name", "a + BM25"),
+        ("model", "a"),
+        ("is_fused", True),
+        ("tests", tests),
+        ("seconds", 1.5),
+        ("vectors", (7, 32)),
+        ("metrics", {"m": 0.5, "n": 0.25}),
+    ]
     assert (row.metric, row.score) == ("m", 0.5)
 
 

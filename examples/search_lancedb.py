@@ -48,7 +48,7 @@ def main() -> None:
     # Exact until there is an index: table.create_index(metric="dot") builds an approximate one.
     rows = table.search(vector_D).distance_type("dot").limit(arguments.depth).to_list()
     hits = [(1 - r["_distance"], Passage(r["id"], r["title"], r["text"])) for r in rows]
-    print_search(arguments.query, hits)
+    print_search(arguments.query, hits, "nothing found")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def main() -> None:
     found = client.search(index=name, body=body)["hits"]["hits"][: arguments.depth]
     rows = [(hit["_score"], hit["_source"]) for hit in found]
     hits = [(score, Passage(**payload)) for score, payload in rows]
-    print_search(arguments.query, hits)
+    print_search(arguments.query, hits, "nothing found")
 
 
 if __name__ == "__main__":

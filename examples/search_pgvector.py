@@ -61,7 +61,7 @@ def main() -> None:
             {"query": Vector(vector_D), "depth": arguments.depth},
         )
         hits = [(score, Passage(*fields)) for score, *fields in found]
-    print_search(arguments.query, hits)
+    print_search(arguments.query, hits, "nothing found")
 
 
 if __name__ == "__main__":

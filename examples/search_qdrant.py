@@ -58,7 +58,7 @@ def main() -> None:
     found = client.query_points(name, query=vector_D, limit=arguments.depth).points
     rows = [(point.score, point.payload) for point in found]
     hits = [(score, Passage(**payload)) for score, payload in rows]
-    print_search(arguments.query, hits)
+    print_search(arguments.query, hits, "nothing found")
     client.close()
 
 

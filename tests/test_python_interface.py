@@ -1,5 +1,7 @@
 """The public names: each has an example in docs/python.md that runs; examples/ run too."""
 
+import ast
+import importlib
 import inspect
 import pickle
 import re
@@ -211,3 +213,29 @@ def test_the_example_that_searches_prints_passages(workdir, monkeypatch, capsys)
         "maps",
     ]
     assert sum("Sentence" in line for line in printed) == 1 + 6
+
+
+def package_calls(tree):
+    """Yields each call of what a file imports from the package by its name, and what it calls."""
+    imported = {
+        alias.asname or alias.name: getattr(importlib.import_module(node.module), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("cocondenser_jax")
+        for alias in node.names
+    }
+    for call in ast.walk(tree):
+        match call:
+            case ast.Call(func=ast.Name(id=name)) if name in imported:
+                yield call, imported[name]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="cj"), attr=name)):
+                yield call, getattr(cj, name)
+
+
+# Most examples need libraries that are not installed, so that they neither run here nor are typed.
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
+def test_an_example_calls_the_package_with_the_arguments_that_it_takes(path):
+    for call, called in package_calls(ast.parse(path.read_text(encoding="utf-8"))):
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        is_partial = None in named or any(isinstance(value, ast.Starred) for value in call.args)
+        if not is_partial:  # no *values, no **values
+            inspect.signature(called).bind(*call.args, **named)

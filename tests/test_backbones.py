@@ -20,6 +20,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.representation import AS_IN_PAPERS
+from tests.lines import whole
 from tests.world import write_records
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -127,9 +128,14 @@ def test_what_transformers_fixes_of_mpnet_is_refused(research_folders, tmp_path)
         return read_shape(open_model(folder, plain=AS_IN_PAPERS))
 
     assert shape(pad_token_id=None).pad_token_id == 1
-    with pytest.raises(UserError, match="pad_token_id is 3; mpnet models need 1"):
+    with pytest.raises(UserError, match=whole("TMP/model: pad_token_id is 3; mpnet models need 1")):
         shape(pad_token_id=3)
-    with pytest.raises(UserError, match="relative_attention_num_buckets is 64; only 32 is"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/model/config.json: relative_attention_num_buckets is 64; only 32 is supported"
+        ),
+    ):
         shape(relative_attention_num_buckets=64)
 
 

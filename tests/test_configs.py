@@ -12,6 +12,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.settings import check
+from tests.lines import whole
 from tests.world import batches_of
 
 # The variants of a file.
@@ -68,16 +69,19 @@ def test_every_setting_has_an_allowed_value(experiment):
 
 
 @pytest.mark.parametrize(
-    ("name", "setting", "refused"),
+    ("name", "setting", "refused", "expected"),
     [
-        ("cross_encoder", "data.negatives_run", ""),
-        ("cross_encoder", "data.negatives_per_query", 0),  # its loss of a positive alone is 0
-        ("finetune", "data.batch_size", 1),  # without another one, a positive has no negative
-        ("default", "model.n_head_layers", 0),
-        ("default", "data.length", 65_537),  # masking counts columns in 16 bits
+        ("cross_encoder", "data.negatives_run", "", "TREC run to sample negatives from"),
+        # Its loss of a positive alone is 0.
+        ("cross_encoder", "data.negatives_per_query", 0, "a whole number from 1 passages"),
+        # Without another one, a positive has no negative.
+        ("finetune", "data.batch_size", 1, "a whole number from 2 queries"),
+        ("default", "model.n_head_layers", 0, "a whole number from 1 to 1000 layers"),
+        # Masking counts columns in 16 bits.
+        ("default", "data.length", 65_537, "a whole number from 3 to 65536 tokens"),
     ],
 )
-def test_bounds_that_a_task_narrows_hold(name, setting, refused):
+def test_bounds_that_a_task_narrows_hold(name, setting, refused, expected):
     config = load(name)
     given = {"data.folder": "f", "model.folder": "m", "data.store": "s"}
     given = {each: value for each, value in given.items() if each in flatten(config)}
@@ -86,7 +90,9 @@ def test_bounds_that_a_task_narrows_hold(name, setting, refused):
     config.update_from_flattened_dict(given)
     check(config)
     config.update_from_flattened_dict({setting: refused})
-    with pytest.raises(UserError, match=rf"^config\.{setting} "):
+    with pytest.raises(
+        UserError, match=whole(f"config.{setting} is {refused!r}; expected {expected}")
+    ):
         check(config)
 
 
@@ -106,9 +112,20 @@ def test_every_objective_of_minilm_reads_as_many_spans(objective):
 
 
 def test_an_unknown_variant_is_refused():
-    with pytest.raises(UserError, match=r"minilm.py:ict: expected one of mlm, .*, contrastive, "):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "configs/minilm.py:ict: expected one of mlm, condenser, contrastive, cocondenser"
+        ),
+    ):
         load("minilm:ict")
-    with pytest.raises(UserError, match=r"finetune.py:x: expected one of small, .*, adaptive"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "configs/finetune.py:x: expected one of small, marco_round2, "
+            "marco_documents, nq, trivia, adaptive"
+        ),
+    ):
         load("finetune:x")
 
 

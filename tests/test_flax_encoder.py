@@ -18,6 +18,7 @@ from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search.models import load_retriever
+from tests.lines import whole
 from tests.retrieval_data import read_vectors
 from tests.world import relative_error, write_records, write_retriever
 
@@ -150,7 +151,13 @@ def test_positions_that_follow_another_padding_are_refused(research_folders, tmp
     folder = Path(shutil.copytree(research_folders["roberta"], tmp_path / "roberta"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": 0}))
-    with pytest.raises(UserError, match="pads with 1, but pad_token_id of the model is 0"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "the tokenizer of TMP/roberta pads with 1, but pad_token_id of the model "
+            "is 0, from which roberta counts positions"
+        ),
+    ):
         run_in_flax(load_retriever(folder), open_model(folder), batch_size=3)
 
 

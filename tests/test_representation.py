@@ -37,6 +37,7 @@ from cocondenser_jax.representation import (
     with_given,
 )
 from cocondenser_jax.retriever.search.models import load_retriever
+from tests.lines import whole
 
 EVERYTHING = Representation(
     pooling="mean",
@@ -136,7 +137,13 @@ def test_a_model_of_another_kind_is_refused(saved, tmp_path, kind):
     folder = shutil.copytree(saved, tmp_path / "model")
     settings = json.loads((folder / SETTINGS).read_text())
     write_json(folder / SETTINGS, settings | {"model_type": kind})
-    with pytest.raises(UserError, match=f"is a {kind!r} by its config_sentence_transformers.json"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            f"TMP/model is a {kind!r} by its config_sentence_transformers.json; expected"
+            " SentenceTransformer"
+        ),
+    ):
         open_model(folder)
 
 
@@ -154,7 +161,10 @@ def test_a_network_that_the_library_cannot_name_is_refused(research_folders, tmp
     folder = shutil.copytree(research_folders["bert"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", config | {"architectures": True})
-    with pytest.raises(UserError, match="where architectures is True; expected a list"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP/model has a config.json where architectures is True; expected a list"),
+    ):
         open_model(folder)
 
 
@@ -173,7 +183,13 @@ def test_what_is_scaled_to_length_1_is_the_vector_of_the_text(saved, tmp_path):
     for name in ("module_input_name", "module_output_name"):
         assert said[name] == "sentence_embedding"
         write_json(path, said | {name: "token_embeddings"})
-        with pytest.raises(UserError, match=f"Normalize module with {name} 'token_embeddings'"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                f"TMP/model has a Normalize module with {name} 'token_embeddings'; expected"
+                " 'sentence_embedding'"
+            ),
+        ):
             open_model(folder)
 
 
@@ -253,7 +269,9 @@ def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_pa
         "document": "document_0_Transformer",
         "query": "query_0_Transformer",
     }
-    with pytest.raises(UserError, match="has two towers"):
+    with pytest.raises(
+        UserError, match=whole("TMP/towers has two towers (a Router): expected one")
+    ):
         _ = opened.network
     router_file = folder / "router_config.json"
     router = json.loads(router_file.read_text())
@@ -269,7 +287,7 @@ def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_pa
         ),
     ):
         write_json(router_file, router | {"structure": structure})
-        with pytest.raises(UserError, match=re.escape(f"{folder} {said}")):
+        with pytest.raises(UserError, match=whole(f"TMP/towers {said}")):
             open_model(folder)
 
 

@@ -1,11 +1,13 @@
 """`fuse` by the command line: what each flag changes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from cocondenser_jax.cli import main
+from tests.lines import whole
 
 # Ranks and shares of the range agree on nothing but the last: a is far ahead, c twice second.
 FIRST = {"a": 10.0, "c": 2.0, "b": 1.0}
@@ -44,16 +46,25 @@ def test_depth_and_counts(runs, tmp_path, capsys):
     assert fuse(*runs, "--depth=3", f"--json_out={json_out}") == ["c", "a", "b", "a"]
     expected = {"queries": 2, "queries in every run": 1}
     assert json.loads(json_out.read_text()) == expected
-    assert capsys.readouterr().out.startswith("queries ")
+    assert capsys.readouterr().out == ("queries               2\nqueries in every run  1\n")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--weights=1"], "runs=2, weights=[1.0], depth=100: expected"),
-        (["--weights=1,x"], "'--weights': could not convert string to float: 'x'"),
-        (["--method=sum"], "'--method': 'sum' is not one of"),
-        (["--depth=0"], "'--depth': 0 is not in"),
+        (
+            ["--weights=1"],
+            (
+                "runs=2, weights=[1.0], depth=100: expected two runs or more, a weight above "
+                "0 for each, and a depth of at least 1"
+            ),
+        ),
+        (
+            ["--weights=1,x"],
+            "Invalid value for '--weights': could not convert string to float: 'x'…",
+        ),
+        (["--method=sum"], "Invalid value for '--method': 'sum' is not one of…"),
+        (["--depth=0"], "Invalid value for '--depth': 0 is not in…"),
     ],
 )
 def test_mistakes_get_one_line(
@@ -65,5 +76,5 @@ def test_mistakes_get_one_line(
 ):
     assert main(["fuse", *runs, f"--run_out={tmp_path}/fused", *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert re.match(whole(f"cocondenser: {message}"), line)
     assert not (tmp_path / "fused").exists()

@@ -82,6 +82,18 @@ def test_mine_prints_what_it_wrote(folders, tmp_path, capsys):
     assert main([*command, "--depth=5", f"--denoise_run={teacher}"]) == 0
     printed = capsys.readouterr().out
     assert re.search(rf"^queries +{N_QUERIES}$", printed, re.MULTILINE)
+    assert [re.split("  +", line)[0] for line in printed.splitlines()] == [
+        "queries",
+        "queries without negatives",
+        "negatives",
+        "negatives per query, mean",
+        "negatives per query, least",
+        "excluded, relevant",
+        "excluded, the query's id",
+        "excluded, a relevant one's text",
+        "excluded, not scored",
+        "excluded, scored too high",
+    ]
     mined = [line.split() for line in out.read_text().splitlines()]
     assert json.loads(metrics.read_text())["negatives"] == len(mined) > 0
     assert {int(passage) % 2 for _, _, passage, *_ in mined} == {0}

@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from cocondenser_jax.cli import main, output
 from cocondenser_jax.cli.output import progress_as_lines
+from cocondenser_jax.retriever.data.layouts import Passage
 
 
 class Clock:
@@ -77,10 +78,42 @@ def test_metrics_are_printed_as_a_reader_expects(capsys, tmp_path):
         "name": "",
     }
     output.print_metrics(metrics, tmp_path / "metrics.json")
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["passages", "12,345"],
-        ["loss", "0.2500"],
-        ["model.normalized", "yes"],
-        ["model.truncated", "no"],
+    assert capsys.readouterr().out.splitlines() == [
+        "passages          12,345",
+        "loss              0.2500",
+        "model.normalized  yes",
+        "model.truncated   no",
     ]
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
+
+
+def test_hits_have_a_rank_an_id_a_title_a_score_and_the_begin_of_the_text(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    hits = [(12.346, Passage("d1", "A title", "word " * 12)), (-0.5, Passage("d22", "", "a\nb"))]
+    output.print_search("what is it", hits, nothing="none")
+    assert capsys.readouterr().out.splitlines() == [
+        '"what is it"',
+        "  1  d1  A title  (12.35)",
+        "     word word word word word word word",
+        "     word word word word word",
+        "  2  d22  (-0.50)",
+        "     a b",
+    ]
+    monkeypatch.setenv("COLUMNS", "400")
+    output.print_search("x", [(1.0, Passage("d", "t", "word " * 70))], nothing="none")
+    assert capsys.readouterr().out.splitlines()[2] == "     " + "word " * 60 + "…"
+    monkeypatch.setenv("COLUMNS", "8")  # no text fits beside the space before it
+    output.print_search("x", [(1.0, Passage("d", "t", "word " * 5))], nothing="none")
+    assert capsys.readouterr().out.splitlines()[2:] == ["     word word word word", "     word"]
+    output.print_search("q", [], nothing="none: x")
+    assert capsys.readouterr().out == '"q"\n  none: x\n'
+
+
+def test_a_table_has_aligned_columns(capsys):
+    rows = [["MRR@10", "0.5", "0.001"], ["R\x1b", "12.25", ""]]
+    output.print_table(["", "run", "p"], rows)
+    assert capsys.readouterr().out.splitlines() == [
+        "          run      p",
+        "MRR@10    0.5  0.001",
+        r"R\x1b   12.25",
+    ]

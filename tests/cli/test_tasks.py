@@ -20,6 +20,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import encode, models
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
+from tests.lines import whole
 from tests.processes import fork_workers
 from tests.world import cut_file, instead, make_texts, write_records, write_tokenizer
 
@@ -79,7 +80,12 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
 def test_more_tasks_than_pieces_are_refused(tmp_path, command, capsys):
     assert main([*command, f"--out={tmp_path}/out", "--tasks=10"]) == 2
     error = capsys.readouterr().err
-    assert re.search(r"articles has 9 pieces .*: expected at most as many tasks, found 10", error)
+    said = (
+        "cocondenser: TMP…/articles has 9 pieces (files, row groups of Parquet): expected at"
+        " most as"
+        " many tasks, found 10; split a large file first"
+    )
+    assert re.match(whole(said), error.splitlines()[-1])
     assert not (tmp_path / "out").exists()
 
 
@@ -123,7 +129,9 @@ def test_a_corpus_that_changes_is_made_again_from_there_on(
     kept = folders[0].stat().st_ino
     write([*texts[:2], other, *twins[3:], "One sentence more than there was before."])
     assert main(command) == 0
-    assert f"making {', '.join(folder.name for folder in folders[1:])} of" in caplog.text
+    names = ", ".join(folder.name for folder in folders[1:])
+    source, out = tmp_path / "source", tmp_path / "many"
+    assert f"{source} has changed: making {names} of {out} again" in caplog.messages
     assert folders[0].stat().st_ino == kept
     assert main(one) == 0
     found = contents(open_store(tmp_path / "many"))
@@ -258,7 +266,8 @@ def test_vectors_in_seven_tasks_are_those_of_one(tmp_path, model_folder, beir, m
     expected = capsys.readouterr().out
     in_tasks = [*command, f"--out={tmp_path}/many", "--tasks=7"]
     assert main([*in_tasks, "--task=0/2"]) == 2
-    assert "give neither --tasks nor --parquet" in capsys.readouterr().err
+    said = "--task runs one task alone: give neither --tasks nor --parquet"
+    assert capsys.readouterr().err.splitlines()[-1] == f"cocondenser: {said}"
     assert main([*in_tasks, "--workers=2"]) == 0
     printed = capsys.readouterr()
     assert printed.out == expected.replace("/one", "/many")

@@ -24,6 +24,7 @@ from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import AS_IN_PAPERS
+from tests.lines import whole
 
 
 @pytest.fixture
@@ -184,13 +185,20 @@ def test_half_precision_weights_are_widened(bert_folder, dtype):
 
 def test_a_missing_head_is_never_made_up_silently(folder, caplog):
     (folder / "model.pt").unlink()
-    with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/model has no Condenser head; --config.init_head=true starts with a new, random one"
+        ),
+    ):
         load_folder(str(folder))
 
     with caplog.at_level(logging.WARNING):
         config, params = load_folder(str(folder), n_head_layers=1, init_head_seed=3)
 
-    assert "Condenser head: starting with a random one (seed 3)" in caplog.text
+    assert caplog.messages == [
+        f"{folder} has no Condenser head: starting with a random one (seed 3)"
+    ]
     assert config.n_head_layers == 1
     kernel = params["head_0"]["mlp_in"]["kernel"]
     assert kernel.shape == (32, 96 if config.backbone.rotary else 48)
@@ -205,12 +213,18 @@ def test_a_missing_head_is_never_made_up_silently(folder, caplog):
 
 def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
     rewrite(bert_folder, lambda state: {k: v for k, v in state.items() if "cls." not in k})
-    with pytest.raises(UserError, match=r"has no MLM projection; --config\.init_head"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/model has no MLM projection; --config.init_head=true starts with a new, random one"
+        ),
+    ):
         load_folder(str(bert_folder))
     with caplog.at_level(logging.WARNING):
         config, params = load_folder(str(bert_folder), init_head_seed=0)
-    assert "MLM projection: starting with a random one" in caplog.text
-    assert "Condenser head" not in caplog.text  # that one was there
+    # The Condenser head was there.
+    said = f"{bert_folder} has no MLM projection: starting with a random one (seed 0)"
+    assert caplog.messages == [said]
     np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
     drawn = to_tensors(init_params(config, 0), config)["cls.predictions.transform.dense.weight"]
     np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, drawn)
@@ -220,21 +234,18 @@ def test_missing_tensors_are_counted_and_named(bert_folder):
     rewrite(
         bert_folder, lambda state: {k: v for k, v in state.items() if "attention.self" not in k}
     )
-    with pytest.raises(UserError) as error:
+    first = "bert.encoder.layer.0.attention.self"
+    names = f"{first}.key.bias, {first}.key.weight, {first}.query.bias, ..."
+    with pytest.raises(UserError, match=whole(f"TMP/model: 12 tensors are missing: {names}")):
         load_folder(str(bert_folder), init_head_seed=0)
-    assert "12 tensors are missing: bert.encoder.layer.0.attention.self." in str(error.value)
-    assert str(error.value).count("attention.self") == 3
-    assert "\n" not in str(error.value)
 
 
 def test_misshapen_tensors_are_counted_and_named(bert_folder):
     name = "bert.encoder.layer.1.intermediate.dense.weight"
     rewrite(bert_folder, lambda state: state | {name: state[name].T.contiguous()})
-    with pytest.raises(UserError) as error:
+    said = f"TMP/model: 1 tensors have another shape: {name} is (32, 48), expected (48, 32)"
+    with pytest.raises(UserError, match=whole(said)):
         load_folder(str(bert_folder))
-    assert f"1 tensors have another shape: {name} is (32, 48), expected (48, 32)" in str(
-        error.value
-    )
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -246,14 +257,26 @@ def test_codes_that_no_setting_names_are_no_weights(bert_folder, file):
         state = load_file(bert_folder / "model.safetensors")
         torch.save(state, bert_folder / file)
         (bert_folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=f"1 tensors hold integers, like quantized .*{name}"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            f"TMP/model: 1 tensors hold integers, like quantized weights: {name}; expected"
+            " the unquantized model"
+        ),
+    ):
         load_folder(str(bert_folder))
 
 
 def test_an_adapter_beside_the_weights_is_not_left_out(bert_folder):
     """The library adds it to them."""
     write_json(bert_folder / "adapter_config.json", {"peft_type": "LORA"})
-    with pytest.raises(UserError, match=r"has an adapter beside its weights, .*: merge it"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/model has an adapter beside its weights, which only PyTorch would "
+            "apply: merge it into them (PEFT's merge_and_unload)"
+        ),
+    ):
         load_folder(str(bert_folder))
 
 
@@ -261,7 +284,9 @@ def test_a_head_of_which_a_part_is_missing(bert_folder):
     state = torch.load(bert_folder / "model.pt", weights_only=True)
     state.pop("c_head.1.output.dense.weight")
     torch.save(state, bert_folder / "model.pt")
-    with pytest.raises(UserError, match=r"1 tensors are missing: c_head\.1\.output\.dense\.weight"):
+    with pytest.raises(
+        UserError, match=whole("TMP/model: 1 tensors are missing: c_head.1.output.dense.weight")
+    ):
         load_folder(str(bert_folder), init_head_seed=0)
 
 
@@ -281,14 +306,22 @@ def test_the_head_that_is_there_is_read_as_it_is(bert_folder):
 def test_layers_that_the_config_does_not_have_are_reported(bert_folder, caplog):
     edit_config(bert_folder, num_hidden_layers=1)
     load_folder(str(bert_folder))
-    assert "16 tensors are not used: bert.encoder.layer.1.attention.output.LayerNorm" in caplog.text
+    layer = "bert.encoder.layer.1.attention.output"
+    names = f"{layer}.LayerNorm.bias, {layer}.LayerNorm.weight, {layer}.dense.bias, ..."
+    assert caplog.messages == [f"{bert_folder}: 16 tensors are not used: {names}"]
 
 
 def test_an_untied_projection_is_refused(bert_folder):
     rewrite(
         bert_folder, lambda state: state | {"cls.predictions.decoder.weight": torch.ones(93, 32)}
     )
-    with pytest.raises(UserError, match="only tied MLM projections"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/model: cls.predictions.decoder.weight differs from the word "
+            "embeddings; only tied MLM projections are supported"
+        ),
+    ):
         load_folder(str(bert_folder))
 
 
@@ -298,27 +331,66 @@ def test_a_decoder_bias_of_its_own_is_refused(bert_folder):
     rewrite(bert_folder, lambda state: state | {bias: state["cls.predictions.bias"].clone()})
     load_folder(str(bert_folder))
     rewrite(bert_folder, lambda state: state | {bias: state[bias] + 0.5})
-    with pytest.raises(UserError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/model: cls.predictions.decoder.bias differs from "
+            "cls.predictions.bias; only one bias of the MLM projection is supported"
+        ),
+    ):
         load_folder(str(bert_folder))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "distilbert"}, "model_type is 'distilbert'; expected bert or roberta or"),
-        ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
-        ({"hidden_act": "relu"}, "only 'gelu' is supported"),
-        ({"is_decoder": True}, "only False is supported"),
-        ({"hidden_size": None}, "hidden_size is None; expected a whole number"),
-        ({"num_hidden_layers": ""}, "num_hidden_layers is ''; expected a whole number"),
-        ({"num_hidden_layers": 1 << 31}, "num_hidden_layers is 2147483648; expected"),
-        ({"hidden_size": 0}, "hidden_size is 0; expected a whole number"),
-        ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
+        (
+            {"model_type": "distilbert"},
+            (
+                "TMP/model/config.json: model_type is 'distilbert'; expected bert or "
+                "roberta or xlm-roberta or modernbert or mpnet"
+            ),
+        ),
+        (
+            {"position_embedding_type": "relative_key"},
+            (
+                "TMP/model/config.json: position_embedding_type is 'relative_key'; only "
+                "'absolute' is supported"
+            ),
+        ),
+        (
+            {"hidden_act": "relu"},
+            "TMP/model/config.json: hidden_act is 'relu'; only 'gelu' is supported",
+        ),
+        (
+            {"is_decoder": True},
+            "TMP/model/config.json: is_decoder is True; only False is supported",
+        ),
+        (
+            {"hidden_size": None},
+            "TMP/model/config.json: hidden_size is None; expected a whole number",
+        ),
+        (
+            {"num_hidden_layers": ""},
+            "TMP/model/config.json: num_hidden_layers is ''; expected a whole number",
+        ),
+        (
+            {"num_hidden_layers": 1 << 31},
+            "TMP/model: num_hidden_layers is 2147483648; expected a whole number from 1 to 1,000",
+        ),
+        (
+            {"hidden_size": 0},
+            "TMP/model: hidden_size is 0; expected a whole number from 1 to 10,000,000",
+        ),
+        (
+            {"num_attention_heads": 5},
+            "TMP/model: hidden_size 32 is not a multiple of num_attention_heads 5",
+        ),
     ],
 )
 def test_networks_that_are_not_ours_are_refused(bert_folder, values, message):
     edit_config(bert_folder, **values)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=whole(message)):
         load_folder(str(bert_folder))
 
 
@@ -344,7 +416,10 @@ def test_broken_files_give_one_line(bert_folder):
     with pytest.raises(UserError, match=r"cannot read .*model\.safetensors"):
         load_folder(str(bert_folder))
     (bert_folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"no weights; expected model\.safetensors or pytorch"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP/model: no weights; expected model.safetensors or pytorch_model.bin"),
+    ):
         load_folder(str(bert_folder))
     (bert_folder / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
@@ -354,7 +429,10 @@ def test_broken_files_give_one_line(bert_folder):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("/no/such/folder", "no such folder, and not the name of a model"),
+        (
+            "/no/such/folder",
+            whole("/no/such/folder: no such folder, and not the name of a model on the hub"),
+        ),
         ("nobody/no-such-model", "no network, and not in the hub's cache"),  # HF_HUB_OFFLINE is set
     ],
 )
@@ -413,22 +491,37 @@ def test_old_and_new_configs_of_modernbert_are_read_alike(tmp_path, form):
     ("values", "said"),
     [
         *(
-            ({name: True}, f"{name} is True; only False is supported")
+            ({name: True}, f"TMP/config.json: {name} is True; only False is supported")
             for name in ("mlp_bias", "norm_bias", "attention_bias", "classifier_bias")
         ),
-        ({"decoder_bias": False}, "decoder_bias is False; only True is supported"),
-        ({"classifier_activation": "silu"}, "classifier_activation is 'silu'; only 'gelu' is"),
-        ({"layer_types": KINDS[::-1]}, "expected full_attention in every n-th from 0"),
+        ({"decoder_bias": False}, "TMP/config.json: decoder_bias is False; only True is supported"),
+        (
+            {"classifier_activation": "silu"},
+            "TMP/config.json: classifier_activation is 'silu'; only 'gelu' is supported",
+        ),
+        (
+            {"layer_types": KINDS[::-1]},
+            f"TMP/config.json: layer_types is {KINDS[::-1]}; expected full_attention in every"
+            " n-th from 0",
+        ),
         (
             {"rope_parameters": ropes(1e5, 1e3, "linear")},
-            "rope_type is 'linear'; expected 'default'",
+            "TMP/config.json: rope_type is 'linear'; expected 'default'",
         ),
-        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'; only 'gelu' is supported"),
-        ({"norm_eps": "small"}, "norm_eps"),
+        (
+            {"hidden_activation": "silu"},
+            "TMP/config.json: hidden_activation is 'silu'; only 'gelu' is supported",
+        ),
     ],
 )
 def test_other_modernberts_are_refused(tmp_path, values, said):
     write_json(tmp_path / "config.json", MODERN | values)
-    with pytest.raises(UserError, match=re.escape(said)) as error:
+    with pytest.raises(UserError, match=whole(said)):
+        load_folder(str(tmp_path))
+
+
+def test_what_transformers_does_not_read_ends_in_one_line(tmp_path):
+    write_json(tmp_path / "config.json", MODERN | {"norm_eps": "small"})
+    with pytest.raises(UserError, match=r"^/\S+/config\.json: .*norm_eps") as error:
         load_folder(str(tmp_path))
     assert "\n" not in str(error.value)

@@ -16,11 +16,14 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.models.bert.modeling_bert import BertLayer
 
+from cocondenser_jax.convert import to_torch
 from cocondenser_jax.convert.from_torch import load_folder
 from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.representation import Dense, Representation
+from tests.lines import whole
 from tests.world import encode_in_flax
 
 
@@ -179,6 +182,50 @@ def test_the_card_tells_facts_but_not_where_things_lay(research_folders, flax_be
     assert str(tmp_path) not in card
 
 
+HEADLESS = {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "representation", "training", "vector", "end"),
+    [
+        (
+            {},
+            Representation(),
+            "pre-trained with a Condenser head (2 layers, `skip_from` 1, `late_mlm` true)",
+            "the last layer at [CLS]",
+            "inner product.",
+        ),
+        (
+            HEADLESS,
+            Representation("mean", similarity="cosine", sizes=(24, 16, 8), include_prompt=False),
+            "pre-trained",
+            "the mean of the last layer over its tokens (without [CLS] and the prompt where it has"
+            " one), its first 24 numbers (trained to be used shorter, too: 16, 8)",
+            "cosine.",
+        ),
+        (
+            HEADLESS,
+            Representation(
+                dense=(Dense(32, 16), Dense(16, 8)), normalized=True, prompts=(("query", "q: "),)
+            ),
+            "pre-trained",
+            "the last layer at [CLS], after 2 dense layers",
+            'cosine. Queries begin with `"q: "`, passages with `""`.',
+        ),
+    ],
+)
+def test_the_card_says_what_the_model_is(flax_bert, changes, representation, training, vector, end):
+    config = dataclasses.replace(flax_bert[0], **changes, representation=representation)
+    card = to_torch._model_card("mine <b>", config, {})
+    title, said = card.partition("\n# ")[2].partition("\n\n## ")[0].split("\n\n")
+    assert title == "mine &lt;b&gt;"
+    assert " ".join(said.split()) == (
+        f"A bert encoder (2 layers, hidden size 32), {training} by cocondenser_jax. The vector of a"
+        f" text is {vector}; texts are compared by {end} It is a pre-trained encoder: fine-tune it"
+        " on queries and relevant passages before judging its search results."
+    )
+
+
 @pytest.fixture(scope="module")
 def flax_bert(research_folders):
     return load_folder(str(research_folders["bert"]))
@@ -187,7 +234,9 @@ def flax_bert(research_folders):
 def test_a_folder_that_holds_something_is_left_alone(research_folders, flax_bert, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     config, params = flax_bert
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("TMP already exists: choose a new folder, or remove it first")
+    ):
         export_folder(params, config, research_folders["bert"], tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -222,7 +271,13 @@ def test_a_tokenizer_larger_than_the_model_is_refused(
     research_folders, flax_bert, vocabulary_of_200, tmp_path
 ):
     config, params = flax_bert
-    with pytest.raises(UserError, match="token ids up to 199, but the model has 93"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "the tokenizer of TMP/large has token ids up to 199, but the model has 93 "
+            "word embeddings: it is another model's tokenizer"
+        ),
+    ):
         export_folder(params, config, vocabulary_of_200, tmp_path / "out", {})
     with pytest.raises(UserError, match=f"{tmp_path} holds no tokenizer that loads: "):
         export_folder(params, config, tmp_path, tmp_path / "out", {})

@@ -25,6 +25,7 @@ from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import TrainState, initial_state
 from cocondenser_jax.settings import PRETRAINING, declared_settings
+from tests.lines import whole
 from tests.world import change_settings, model_of, step_of, write_experiment
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -133,7 +134,13 @@ def test_the_newest_intact_checkpoint_is_used(
 def test_without_an_intact_checkpoint_nothing_starts(run, settings):
     for step in STEPS:
         flip_a_bit(run / "checkpoints" / str(step))
-    with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            f"{run}: none of its checkpoints (2, 4, 6) is"
+            " intact; to start again, choose a new folder"
+        ),
+    ):
         restored(run)
     # Nothing was moved: the next attempt must not find an empty folder, and start at 0.
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4", "6"]
@@ -173,20 +180,28 @@ def test_a_run_is_read_back_whatever_its_path(tmp_path, settings, name):
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "names"),
     [
-        {"w": np.zeros((40, 49), np.float32)},
-        {"w": np.zeros((40, 50), np.float16)},
-        {"v": np.zeros((40, 50), np.float32)},
-        {"w": np.zeros((40, 50), np.float32), "v": np.zeros(1, np.float32)},
-        {},
+        ({"w": np.zeros((40, 49), np.float32)}, "w"),
+        ({"w": np.zeros((40, 50), np.float16)}, "w"),
+        ({"v": np.zeros((40, 50), np.float32)}, "v, w"),
+        ({"w": np.zeros((40, 50), np.float32), "v": np.zeros(1, np.float32)}, "v"),
+        ({}, "w"),
     ],
 )
-def test_other_arrays_are_not_read(run, params, caplog):
+def test_other_arrays_are_not_read(run, params, names, caplog):
     other = state_of(0)._replace(params=params)
-    with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4, 6\) is intact"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            f"{run}: none of its checkpoints (2, 4, 6) is"
+            " intact; to start again, choose a new folder"
+        ),
+    ):
         checkpoint.restore_latest(run, other)
-    assert "missing, unexpected or of another shape: " in caplog.text
+    said = f"is damaged: missing, unexpected or of another shape: {names}; trying an earlier one"
+    files = [run / "checkpoints" / str(step) / "params.safetensors" for step in (6, 4, 2)]
+    assert caplog.messages == [f"{file} {said}" for file in files]
 
 
 def test_a_tree_of_arrays_is_restored_from_named_ones(tmp_path):
@@ -288,7 +303,9 @@ def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json", "tokenizer"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="other already exists: choose a new folder"):
+    with pytest.raises(
+        UserError, match=whole("TMP/other already exists: choose a new folder, or remove it first")
+    ):
         checkpoint.open_run(tmp_path / "other", *arguments[1:])
 
 
@@ -379,9 +396,17 @@ def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):
     both = open_store(Path(f"{folder},3*{other}"))
     model_config = model_of(config, both)
     checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, both, {})
-    data = json.loads((tmp_path / "run" / "run.json").read_text())["data"]
-    assert data["stores"] == [folder, str(other)]
-    assert data["weights"] == [1, 3]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    one = json.loads(Path(folder, "manifest.json").read_text())
+    assert run["data"] == {
+        "sha256": both.sha256,
+        "corpus": one["corpus"],
+        "stores": [folder, str(other)],
+        "weights": [1, 3],
+        **{name: 2 * one["counts"][name] for name in ("documents", "spans", "tokens")},
+    }
+    assert run["steps"] == resolve(config, both).n_steps
+    assert run["versions"].keys() == {"cocondenser_jax", *checkpoint.LIBRARIES}
     even = open_store(Path(f"{folder},{other}"))
     with pytest.raises(UserError, match=r"data\.weights=\[1\.0, 3\.0\], now it is \[1\.0, 1\.0\]"):
         checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, even, {})

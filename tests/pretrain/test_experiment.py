@@ -18,6 +18,7 @@ from cocondenser_jax.pretrain.experiment import (
 )
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.representation import Representation
+from tests.lines import whole
 from tests.world import batches_of
 
 
@@ -123,5 +124,8 @@ def test_settings_of_a_network_that_do_not_go_together_are_named_as_such():
     config = default.get_config().unlock()
     config.model.hidden_size = 100
     network = resolve_without_store(config, 6, 80, 0).network
-    with pytest.raises(UserError, match=r"^config\.model: hidden_size 100 is not a multiple"):
+    with pytest.raises(
+        UserError,
+        match=whole("config.model: hidden_size 100 is not a multiple of num_attention_heads 12"),
+    ):
         new_network(network)

@@ -17,6 +17,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain import hosts
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.loop import train
+from tests.lines import whole
 from tests.world import read_metrics, with_devices, write_experiment
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -143,7 +144,8 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
     lost, (second, printed) = run_two_hosts(tmp_path, OTHER_SEED)
     assert_ended_with_the_other(*lost)
     assert second == 2
-    assert "cocondenser: host 1 and host 0 differ in config: use the same" in printed
+    said = "host 1 and host 0 differ in config: use the same on every host"
+    assert f"cocondenser: {said}\n" in printed
 
     (first, printed), (second, _) = run_two_hosts(tmp_path, STOPPED)
     assert (first, second) == (128 + signal.SIGTERM,) * 2, printed
@@ -187,7 +189,10 @@ def test_two_hosts_are_one_also_when_one_was_lost(config, tmp_path):
 def test_hosts_that_do_not_fit_are_refused(flags, capsys):
     experiment = ["--config=configs/small.py", "--config.data.store=x", "--workdir=run"]
     assert main(["pretrain", *experiment, *flags]) == 2
-    assert "several hosts need --coordinator=" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "cocondenser: several hosts need --coordinator=auto, or --coordinator=HOST:PORT with"
+        " --num_hosts=N and --host=I, 0 <= I < N\n"
+    )
 
 
 def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
@@ -195,7 +200,11 @@ def test_a_machine_that_knows_no_others_is_refused(config, tmp_path):
     command += [f"--config={write_experiment(tmp_path, config)}", f"--workdir={tmp_path}/run"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "cocondenser: --coordinator=auto: cannot find the hosts" in done.stderr
+    said = (
+        "cocondenser: --coordinator=auto: cannot find the hosts (…); expected a TPU pod, Slurm or"
+        " Open MPI, or HOST:PORT with --num_hosts and --host"
+    )
+    assert re.match(whole(said), done.stderr.splitlines()[-1])
     assert not (tmp_path / "run").exists()
 
 
@@ -211,8 +220,12 @@ def test_a_host_under_nohup_does_not_end_with_its_terminal(ignored, monkeypatch)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-    assert callable(kept[0])  # Ctrl-C, as a SIGTERM
     assert (kept[1] == signal.SIG_IGN) is ignored
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda *given: sent.append(given))
+    for handler in kept[: 1 if ignored else 2]:
+        handler(signal.SIGINT, None)
+    assert sent == [(os.getpid(), signal.SIGTERM)] * (1 if ignored else 2)
 
 
 DEADLINE = "UNKNOWN: Gloo context: DEADLINE_EXCEEDED: GetKeyValue() timed out: 29.999999942s"
@@ -225,6 +238,11 @@ DEADLINE = "UNKNOWN: Gloo context: DEADLINE_EXCEEDED: GetKeyValue() timed out: 2
             jax.errors.JaxRuntimeError(DEADLINE),
             2,
             f"cocondenser: another host did not answer in time: {DEADLINE}\n",
+        ),
+        (
+            jax.errors.JaxRuntimeError("INTERNAL: Gloo all-reduce failed"),
+            2,
+            "cocondenser: another host was lost: INTERNAL: Gloo all-reduce failed\n",
         ),
         (UserError("one is wrong"), 2, "cocondenser: one is wrong\n"),
         (OSError(28, "No space left"), 2, "cocondenser: [Errno 28] No space left\n"),

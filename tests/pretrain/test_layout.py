@@ -22,6 +22,7 @@ from cocondenser_jax.pretrain.step import (
     new_memory,
     split_rows,
 )
+from tests.lines import whole
 from tests.pretrain.test_step import changed
 from tests.world import batches_of, model_of, relative_error, step_of
 
@@ -151,17 +152,30 @@ def test_a_machine_has_its_layout(config):
     assert choose_layout(model_config, loss, 128, older) == Layout("xla", 64, True)
     older = [Device("gpu", "NVIDIA V100", "7.0")]
     assert choose_layout(model_config, loss, 128, older) == Layout("xla", 64, True)
-    none = ("cpu", "cpu", 16), ("tpu", "TPU v3", 16), ("tpu", "TPU v4", 513)
-    for platform, kind, length in none:
-        with pytest.raises(UserError, match=r"config.train.attention is 'kernel': .*expected auto"):
+    none = "there is none for this device, only for NVIDIA GPUs since Ampere and for TPUs since v4"
+    for platform, kind, length, said in (
+        ("cpu", "cpu", 16, none),
+        ("tpu", "TPU v3", 16, none),
+        ("tpu", "TPU v4", 513, "on a TPU it takes up to 512 tokens, not 513"),
+    ):
+        line = f"config.train.attention is 'kernel': {said}; expected auto or xla"
+        with pytest.raises(UserError, match=whole(line)):
             layout(platform, kind, length, attention="kernel")
 
 
 def test_more_kept_chunks_than_there_are_are_refused(config):
     spec = batches_of(config)  # 4 spans on each of 8 devices
     check_batch(spec, 2, 16, 8, kept_chunks=2)
-    with pytest.raises(UserError, match="kept_chunks is 3, but a device has 2 chunks"):
+    with pytest.raises(
+        UserError, match=whole("config.train.kept_chunks is 3, but a device has 2 chunks")
+    ):
         check_batch(spec, 2, 16, 8, kept_chunks=3)
     check_batch(spec, "auto", 16, 8, kept_chunks="auto")
-    with pytest.raises(UserError, match=r"kept_chunks is 2, but config\.train\.chunk_size is auto"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "config.train.kept_chunks is 2, but"
+            " config.train.chunk_size is auto: expected auto for both, or the spans of a chunk"
+        ),
+    ):
         check_batch(spec, "auto", 16, 8, kept_chunks=2)

@@ -39,6 +39,7 @@ from cocondenser_jax.pretrain.devices import mapped_step
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import new_model
+from tests.lines import whole
 from tests.world import read_metrics, write_experiment
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -365,7 +366,8 @@ def test_titles_are_counted_by_documents(config, tmp_path, caplog, monkeypatch):
     assert loop._MANY_EPOCHS == 40
     monkeypatch.setattr(loop, "_MANY_EPOCHS", 0.3)
     train(config, tmp_path / "run")
-    assert "each text is seen 0 times: the store is small for this run" in caplog.text
+    small = "the store is small for this run; add text, or give fewer config.train.steps"
+    assert f"{tmp_path}/run: each text is seen 0 times: {small}" in caplog.messages
 
 
 def test_a_new_model_starts_with_the_frequencies_of_the_words(config, tmp_path):
@@ -453,11 +455,15 @@ def test_stage_two_starts_with_stage_one(config, tmp_path):
 
 def test_a_folder_with_something_else_is_left_alone(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("TMP already exists: choose a new folder, or remove it first")
+    ):
         train(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_what_is_no_run_cannot_be_loaded(tmp_path):
-    with pytest.raises(UserError, match="not a run folder"):
+    with pytest.raises(
+        UserError, match=whole("TMP/nothing is not a run folder: it has no run.json")
+    ):
         load_run(tmp_path / "nothing")

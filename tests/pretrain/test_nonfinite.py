@@ -1,6 +1,7 @@
 """Steps that are not finite: what stops, what is left out, what is said."""
 
 import logging
+import re
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.devices import mapped_step, replicate
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.step import initial_state, new_memory
+from tests.lines import whole
 from tests.world import batches_of, model_of, read_metrics, step_of
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -136,23 +138,33 @@ def test_a_run_stops_saves_and_can_resume(config, tmp_path, caplog):
     store = open_store(Path(config.data.store))
     spec = batches_of(config)
     # The number of steps that were left out survives the interruption.
-    for _ in range(2):
+    for attempt in range(2):
         caplog.clear()
         with caplog.at_level(logging.WARNING), pytest.raises(UserError) as stopped:
             train(config, run)
-        said = str(stopped.value)
-        assert said.startswith("step 6 is not finite (")
-        assert "loss nan" in said
         # 48 documents are three steps of 16: step 6 is the last of the second epoch.
-        ids = batch_document_ids(store, spec, 5)
-        assert f"; documents {', '.join(ids[:3])}, ...)" in said
-        assert "saved as it was before that step" in said
+        first, last = (", ".join(batch_document_ids(store, spec, n)[:3]) for n in (3, 5))
+        saved = "the run is saved as it was before that step (config.train.skip_nonfinite is 1)"
+        line = f"step 6 is not finite (…loss nan…; documents {last}, ...); {saved}"
+        assert re.match(whole(line), str(stopped.value))
+        skipped = [line for line in caplog.messages if line.startswith("step ")]
+        assert len(skipped) == 1 - attempt
+        for said in skipped:
+            of_step = f"step 4 is not finite (…loss nan…; documents {first}, ...)"
+            line = f"{of_step}; skipped, 1 of at most 1"
+            assert re.match(whole(line), said)
         assert load_run(run)[2]["step"] == 5
     assert [line["step"] for line in logged(run)] == [1, 2, 3, 5]
 
     fewer = config.copy_and_resolve_references()
     fewer.train.skip_nonfinite = 0
-    with pytest.raises(UserError, match="has skipped 1 steps"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "this run has skipped 1 steps that were not"
+            " finite, but config.train.skip_nonfinite is 0"
+        ),
+    ):
         train(fewer, run)
 
     config.train.skip_nonfinite = 2

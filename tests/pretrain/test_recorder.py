@@ -25,6 +25,7 @@ def test_a_step_is_logged_and_its_loss_shown(experiment, tmp_path):
     with open_recorder(tmp_path, experiment, 3) as recorder:
         recorder.log_step(4, {"loss": 2.34567})
         assert (recorder.bar.n, recorder.bar.total) == (3, 9)
+        assert (recorder.bar.desc, recorder.bar.unit) == (tmp_path.name, "step")
         assert recorder.bar.postfix == "loss=2.346"
     assert read_metrics(tmp_path) == [{"step": 4, "loss": 2.34567}]
 

@@ -215,5 +215,6 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
         assert last > saved
         # What goes on from half a run, by `convert` or a warm start, is told.
         checkpoint.load_run(run)
-        assert f"{run} has not ended: this is its step {last} of {n_steps};" in caplog.text
+        step = f"this is its step {last} of {n_steps}"
+        assert f"{run} has not ended: {step}; `pretrain` resumes it" in caplog.messages
         saved = last

@@ -27,6 +27,7 @@ from cocondenser_jax.pretrain.step import (
     new_memory,
 )
 from cocondenser_jax.representation import SPELLINGS
+from tests.lines import whole
 from tests.world import batches_of, model_of, relative_error, step_of
 
 
@@ -357,13 +358,22 @@ def test_training_lowers_the_mlm_loss(sixty_steps):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("train__chunk_size", 3, "3 does not divide the 4 spans of a device"),
-        ("data__batch_size", 12, "12 is not a multiple of 8 devices"),
-        ("data__length", 40, "longer than the 16 tokens that the model"),
+        (
+            "train__chunk_size",
+            3,
+            "config.train.chunk_size 3 does not divide the 4 spans of a device (32 spans / 8"
+            " devices)",
+        ),
+        ("data__batch_size", 12, "config.data.batch_size 12 is not a multiple of 8 devices"),
+        (
+            "data__length",
+            40,
+            "config.data.length 40 is longer than the 16 tokens that the model reads of a text",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(config, key, value, message):
     config = changed(config, **{key: value})
     spec = batches_of(config)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=whole(message)):
         check_batch(spec, config.train.chunk_size, max_length=16, n_devices=8, kept_chunks=0)

@@ -25,6 +25,7 @@ from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
 from cocondenser_jax.representation import AS_IN_PAPERS, SPELLINGS, Representation
+from tests.lines import whole
 from tests.world import model_of, write_retriever, write_run, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -81,13 +82,21 @@ def test_the_head_and_the_sizes_are_the_models(bert, folder):
 
 
 def test_another_head_than_the_models_is_refused(bert):
-    with pytest.raises(UserError, match=r"has n_head_layers 2, but config\.model.* is 3"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP…: its Condenser head has n_head_layers 2, but config.model.n_head_layers is 3"
+        ),
+    ):
         load_warm_start(opened(bert), settings(n_head_layers=3), 0)
 
 
 def test_a_run_says_what_its_head_reads(folder, tmp_path):
     write_run(tmp_path / "run", *load_folder(str(folder)), folder)
-    with pytest.raises(UserError, match=r"has skip_from 1, but config\.model\.skip_from is 2"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP/run: its Condenser head has skip_from 1, but config.model.skip_from is 2"),
+    ):
         load_warm_start(opened(tmp_path / "run"), settings(skip_from=2), 0)
 
 
@@ -98,7 +107,12 @@ def test_a_new_head_is_as_the_settings_say(folder):
     assert (config.n_head_layers, config.skip_from) == (1, 2)
     assert "head_0" in params
     assert "head_1" not in params
-    with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP… has no Condenser head; --config.init_head=true starts with a new, random one"
+        ),
+    ):
         load_warm_start(opened(folder), head, None)
 
 
@@ -120,7 +134,12 @@ def test_a_run_without_a_head_can_begin_one(bert, store, tmp_path):
     card = (tmp_path / "exported" / "README.md").read_text()
     assert "with a Condenser head" not in " ".join(card.split())
     for start in (tmp_path / "headless", tmp_path / "exported"):
-        with pytest.raises(UserError, match="has no Condenser head"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                "TMP… has no Condenser head; --config.init_head=true starts with a new, random one"
+            ),
+        ):
             load_warm_start(opened(start), settings(n_head_layers=1), None)
         config, found = load_warm_start(opened(start), settings(n_head_layers=1), 3)
         assert (config.n_head_layers, config.skip_from, config.late_mlm) == (1, 1, False)
@@ -169,7 +188,8 @@ def test_a_random_mlm_projection_is_warned_of_where_it_is_trained(
     config.train.objective, config.init_head = objective, True
     opened = open_store(store)
     first_model(resolve(config, opened), opened)
-    assert ("no MLM projection: starting with a random one" in caplog.text) == is_trained
+    said = f"{start} has no MLM projection: starting with a random one (seed {config.seed})"
+    assert [line for line in caplog.messages if "MLM" in line] == [said] * is_trained
 
 
 @pytest.mark.effect("pretrain warm_start", "pretrain init_head")
@@ -190,7 +210,12 @@ def test_an_experiment_names_what_its_run_starts_from(folder, store):
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     drawn, _ = start(model=sizes)
     assert drawn.n_head_layers == 1
-    with pytest.raises(UserError, match=r"has no Condenser head; --config\.init_head"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP… has no Condenser head; --config.init_head=true starts with a new, random one"
+        ),
+    ):
         start(warm_start=str(folder))
     _, params = start(warm_start=str(folder), init_head=True, seed=3)
     _, expected = load_folder(str(folder), n_head_layers=1, skip_from=1, init_head_seed=3)
@@ -231,7 +256,13 @@ def test_dense_layers_and_sizes_are_the_models_own_unless_others_are_asked_for(f
         np.testing.assert_array_equal(
             left["layers_0"]["query"]["kernel"], params["layers_0"]["query"]["kernel"]
         )
-        with pytest.raises(UserError, match=r"sizes of vectors are 32, 24; .* 1 to 24"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                "…the sizes of vectors are 32, 24; expected"
+                " whole numbers from 1 to 24, the largest first"
+            ),
+        ):
             load_warm_start(opened(each), without, 0, VectorSettings(sizes=(32, 24)))
 
 

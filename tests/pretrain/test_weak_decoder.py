@@ -16,6 +16,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.pretrain.devices import batch_gradient
 from cocondenser_jax.pretrain.step import check_batch
+from tests.lines import whole
 from tests.world import batches_of, model_of, step_of
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -76,5 +77,8 @@ def test_the_weak_decoder_equals_pytorch(config, tmp_path, mlm_reduction, chunk_
 def test_two_copies_of_a_span_share_a_chunk(config):
     spec = batches_of(changed(config, data__batch_size=12))
     check_batch(spec, 6, max_length=16, n_devices=4, kept_chunks=0)
-    with pytest.raises(UserError, match="chunk_size 3 is odd, but each span has two rows"):
+    with pytest.raises(
+        UserError,
+        match=whole("config.train.chunk_size 3 is odd, but each span has two rows (retromae)"),
+    ):
         check_batch(spec, 3, max_length=16, n_devices=4, kept_chunks=0)

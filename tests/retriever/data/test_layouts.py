@@ -295,6 +295,11 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
             "<top>\n<num> 1\n</top>",
             "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
         ),
+        (
+            "a.txt",
+            "<top>\n<title> a\n</top>",
+            "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
+        ),
         ("a.txt", "<top>\n<num> 1\n<title> a", "TMP/a.txt:1: a topic without </top>"),
         ("a.txt", "<top>\n<num>7\n<title>a\n</top>\n" * 2, "TMP/a.txt:5: the id '7' occurs twice"),
         (

@@ -13,6 +13,7 @@ from sentence_transformers import CrossEncoder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
+from tests.lines import whole
 
 PAIRS = [("abcde fgh", "hgfed cba aaaaa bbbbb ccccc"), ("aaaaa", "ddddd " * 40)]
 CAPITALS = [("ABCDE fgh", "HGFED cba aaaaa bbbbb ccccc " * 4), ("aaaaa", "DDDDD " * 9)]
@@ -48,7 +49,9 @@ def test_a_prompt_before_every_pair_is_refused(saved):
     change(settings, prompts={"x": "rank: ", "query": "q: "})
     load_cross_encoder(open_network(saved))
     change(settings, default_prompt_name="x")
-    with pytest.raises(UserError, match="puts 'rank: ' before every pair, which is not supported"):
+    with pytest.raises(
+        UserError, match=whole("… puts 'rank: ' before every pair, which is not supported")
+    ):
         load_cross_encoder(open_network(saved))
 
 
@@ -120,10 +123,16 @@ def test_logits_stay_in_single_precision_under_autocast(make_cross_encoder, kind
 
 def test_folders_that_are_no_cross_encoder(model_folder, cross_encoder_folder, tmp_path):
     with pytest.raises(
-        UserError, match=r"is not a cross-encoder: expected .*configs/cross_encoder"
+        UserError,
+        match=whole(
+            "… is not a cross-encoder: expected a model for sequence classification, such as"
+            " cocondenser finetune makes with configs/cross_encoder.py"
+        ),
     ):
         load_cross_encoder(open_network(model_folder))
-    with pytest.raises(UserError, match="none: no such folder"):
+    with pytest.raises(
+        UserError, match=whole("…none: no such folder, and not the name of a model on the hub")
+    ):
         load_cross_encoder(open_network(tmp_path / "none"))
     # What its config.json calls a cross-encoder, but its weights have no head.
     folder = tmp_path / "headless"
@@ -144,7 +153,7 @@ def test_folders_that_are_no_cross_encoder(model_folder, cross_encoder_folder, t
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     load(model_folder, num_labels=2).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(folder)
-    with pytest.raises(UserError, match="gives a pair of texts 2 scores: expected 1"):
+    with pytest.raises(UserError, match=whole("… gives a pair of texts 2 scores: expected 1")):
         load_cross_encoder(open_network(folder))
 
 

@@ -17,6 +17,7 @@ from cocondenser_jax.retriever.search import encode
 from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.index import build_index
 from cocondenser_jax.retriever.search.opening import open_index
+from tests import lines
 from tests.mutations import Payload
 
 
@@ -106,7 +107,13 @@ def test_a_shard_without_a_value_is_named(embeddings, column):
     lacking = whole.set_column(place, field, pyarrow.array(values, field.type))
     path.unlink()  # it is mapped
     embeddings_module.write_table(path, lacking)
-    with pytest.raises(UserError, match=r"embeddings-00001\.arrow is missing or damaged"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "…/embeddings-00001.arrow is missing or damaged: encode again with the same"
+            " flags, which renews such shards only"
+        ),
+    ):
         embeddings_module.open_shards(embeddings, manifest)
 
 
@@ -148,7 +155,12 @@ def test_more_files_than_a_process_may_open(tmp_path):
 def test_a_manifest_that_no_encoding_writes_is_refused(embeddings, tmp_path, key, value):
     fields = embeddings_module.read_manifest(embeddings).to_json()
     write_json(tmp_path / embeddings_module.MANIFEST, fields | {key: value})
-    with pytest.raises(UserError, match=r"manifest\.json is not what cocondenser encode writes"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "…/manifest.json is not what cocondenser encode writes: encode the corpus again"
+        ),
+    ):
         embeddings_module.read_manifest(tmp_path)
 
 
@@ -157,5 +169,10 @@ def test_a_manifest_without_a_field_is_refused(embeddings):
     for name in fields:
         missing = {key: value for key, value in fields.items() if key != name}
         write_json(embeddings / embeddings_module.MANIFEST, missing)
-        with pytest.raises(UserError, match=r"is not what cocondenser encode writes"):
+        with pytest.raises(
+            UserError,
+            match=lines.whole(
+                "…/manifest.json is not what cocondenser encode writes: encode the corpus again"
+            ),
+        ):
             embeddings_module.read_manifest(embeddings)

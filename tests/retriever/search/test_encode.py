@@ -1,6 +1,7 @@
 """Shards of vectors: their content, their order, and resuming after an interruption."""
 
 import json
+import logging
 import resource
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ from cocondenser_jax.retriever.data.folder import passage_text, read_corpus
 from cocondenser_jax.retriever.search import embeddings, encode, models
 from cocondenser_jax.retriever.search.embeddings import Manifest
 from cocondenser_jax.retriever.search.encode import Encoding
+from tests.lines import whole
 from tests.retrieval_data import read_shard, read_vectors
 from tests.world import write_records
 
@@ -109,23 +111,46 @@ def test_a_machine_resumes_alone_and_others_do_not_fit_it(
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20, task=(1, 3))
     assert vectors_file.read_bytes() == before
     (out / "task-00002-of-00003" / "embeddings-00002.arrow").unlink()
-    with pytest.raises(UserError, match=r"-00003/embeddings-00002\.arrow is missing or damaged"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "…-00003/embeddings-00002.arrow is missing or damaged: encode again with the same"
+            " flags, which renews such shards only"
+        ),
+    ):
         embeddings.open_shards(out, embeddings.read_manifest(out))
     (out / "task-00002-of-00003" / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"task-00002-of-00003 holds no manifest\.json"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "…/task-00002-of-00003 holds no manifest.json: encode the corpus first, until it"
+            " ends, then build the index"
+        ),
+    ):
         embeddings.read_manifest(out)
     shutil.rmtree(out / "task-00002-of-00003")
     encode.encode_corpus(
         Encoding(open_model(make_model(seed=1))), beir, out, shard_size=20, task=(2, 3)
     )
-    with pytest.raises(UserError, match=r"2-of-00003 differs from .+ in its model_sha256"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/out/task-00002-of-00003 differs from TMP/out/task-00000-of-00003 in its"
+            " model_sha256"
+        ),
+    ):
         embeddings.read_manifest(out)
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20, task=(0, 2))
-    with pytest.raises(UserError, match="out also holds task-00000-of-00002, from another"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP/out also holds task-00000-of-00002, from another number of tasks"),
+    ):
         embeddings.read_manifest(out)
-    with pytest.raises(UserError, match="task 2/2: expected i/n with 0 <= i < n"):
+    with pytest.raises(UserError, match=whole("task 2/2: expected i/n with 0 <= i < n")):
         encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, task=(2, 2))
-    with pytest.raises(UserError, match="out already exists"):
+    with pytest.raises(
+        UserError, match=whole("TMP/out already exists: choose a new folder, or remove it first")
+    ):
         encode.encode_corpus(Encoding(open_model(model_folder)), beir, out)
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, tmp_path / "alone")
     with pytest.raises(UserError, match="alone holds the embeddings of one task"):
@@ -250,8 +275,9 @@ def test_a_cpu_with_bfloat16_is_used_by_default(model_folder, beir, tmp_path, mo
 
 
 def test_an_interrupted_run_resumes_with_the_missing_shards(
-    model_folder, beir, tmp_path, monkeypatch
+    model_folder, beir, tmp_path, monkeypatch, caplog
 ):
+    caplog.set_level(logging.INFO, encode.__name__)
     out = tmp_path / "out"
     encoded = []
     compute = encode._encode
@@ -265,16 +291,34 @@ def test_an_interrupted_run_resumes_with_the_missing_shards(
     monkeypatch.setattr(encode, "_encode", stop_at_third)
     with pytest.raises(RuntimeError, match="killed"):
         encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
-    with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged: encode"):
+    assert not [line for line in caplog.messages if "resuming" in line]
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/out/embeddings-00002.arrow is missing or damaged: encode again with the same"
+            " flags, which renews such shards only"
+        ),
+    ):
         embeddings.open_shards(out, embeddings.read_manifest(out))
     assert len(list(out.glob("*.arrow"))) == 2
 
-    with pytest.raises(UserError, match="was started with shard_size=20, now it is 30"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/out was started with shard_size=20, now it is 30: choose a new folder, or"
+            " remove it first"
+        ),
+    ):
         encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=30)
 
     encoded.clear()
+    caplog.clear()
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     assert encoded == ["d40"]
+    said = f"resuming with the shards in {out}"
+    assert [line for line in caplog.messages if "resuming" in line] == [said]
+    monkeypatch.setattr(encode, "_encode", compute)
+    monkeypatch.setattr(encode, "_BLOCK", 25)  # three of a shard
     encode.encode_corpus(
         Encoding(open_model(model_folder)), beir, tmp_path / "whole", shard_size=1000
     )
@@ -318,7 +362,9 @@ def change_a_text(path):
     "damage",
     [cut, lengthen, empty, keep_half_the_rows, lose_the_vectors, change_a_text, Path.unlink],
 )
-def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, monkeypatch, damage):
+def test_a_damaged_shard_alone_is_encoded_again(
+    model_folder, beir, tmp_path, monkeypatch, damage, caplog
+):
     out = tmp_path / "out"
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -334,6 +380,9 @@ def test_a_damaged_shard_alone_is_encoded_again(model_folder, beir, tmp_path, mo
     encode.encode_corpus(Encoding(open_model(model_folder)), beir, out, shard_size=20)
     assert encoded == ["d20"]
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    said = [line for line in caplog.messages if "damaged" in line]
+    shard = out / "embeddings-00001.arrow"
+    assert said == [f"{shard} is damaged: encoding it again"] * (damage is not Path.unlink)
 
 
 @pytest.mark.parametrize(
@@ -406,11 +455,23 @@ def test_other_settings_do_not_resume(model_folder, beir, tmp_path):
         other = Encoding(open_model(model_folder))._replace(**{name: value})
         with pytest.raises(UserError, match=f"was started with {name}=.*, now it is '?{value}"):
             encode.encode_corpus(other, beir, tmp_path / "out")
-    with pytest.raises(UserError, match="was started with shard_size=500, now it is 30"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP… was started with shard_size=500, now it is 30: choose a new folder, or"
+            " remove it first"
+        ),
+    ):
         encode.encode_corpus(
             Encoding(open_model(model_folder)), beir, tmp_path / "out", shard_size=30
         )
-    with pytest.raises(UserError, match="was started with backend='torch', now it is 'jax'"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP… was started with backend='torch', now it is 'jax': choose a new folder, or"
+            " remove it first"
+        ),
+    ):
         encode.encode_corpus(
             Encoding(open_model(model_folder), backend=lambda *_: None), beir, tmp_path / "out"
         )
@@ -442,8 +503,12 @@ def test_bad_input_leaves_nothing(model_folder, tmp_path):
             Encoding(open_model(model_folder)), corpus, tmp_path / "out", shard_size=1
         )
     corpus.write_text('{"_id": "d1", "text": "x"}\n')
-    with pytest.raises(UserError, match="none: no such folder"):
+    with pytest.raises(
+        UserError, match=whole("…none: no such folder, and not the name of a model on the hub")
+    ):
         encode.encode_corpus(Encoding(open_model(tmp_path / "none")), corpus, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("… already exists: choose a new folder, or remove it first")
+    ):
         encode.encode_corpus(Encoding(open_model(model_folder)), corpus, tmp_path)

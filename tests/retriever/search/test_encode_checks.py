@@ -11,6 +11,7 @@ from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import encode, models
 from cocondenser_jax.retriever.search.encode import Encoding
+from tests.lines import whole
 
 
 @pytest.mark.usefixtures("unread_corpus")
@@ -39,7 +40,10 @@ def test_a_folder_with_something_else_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr(models, "load", pytest.fail)
     (tmp_path / "thesis.tex").touch()
     for place in (tmp_path, tmp_path / "thesis.tex"):
-        with pytest.raises(UserError, match=f"{place} already exists"):
+        with pytest.raises(
+            UserError,
+            match=whole(f"{place} already exists: choose a new folder, or remove it first"),
+        ):
             encode.encode_corpus(Encoding(open_model(model_folder)), beir, place, engine=engine)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -72,7 +76,13 @@ def test_a_data_set_that_changes_after_it_was_counted_is_an_error(
         return facts
 
     monkeypatch.setattr(encode, "_read_facts", read_and_change)
-    with pytest.raises(UserError, match=r"data has changed while it was encoded"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "…data has changed while it was encoded: the vectors may be of other passages;"
+            " remove them, and encode again"
+        ),
+    ):
         encode.encode_corpus(
             Encoding(open_model(model_folder)),
             f"hf:{table.parent}",

@@ -9,6 +9,7 @@ from cocondenser_jax.files.workers import Engine
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.gpus import visible_gpus, with_gpus
+from tests.lines import whole
 from tests.processes import fork_workers
 from tests.worker_tasks import encode_nothing
 
@@ -32,7 +33,7 @@ def test_each_local_worker_gets_a_gpu_and_no_two_the_same(two_gpus):
     assert with_gpus(Engine(tasks=2, workers=8)).gpus == ["0", "1"]  # two at work
     assert with_gpus(Engine(tasks=8, workers=8, executor="slurm")).gpus == ()
     with pytest.raises(
-        UserError, match=r"^--workers=3 on 2 visible GPUs: expected at most a worker"
+        UserError, match=whole("--workers=3 on 2 visible GPUs: expected at most a worker for each")
     ):
         with_gpus(Engine(tasks=8, workers=3))
 

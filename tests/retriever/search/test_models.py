@@ -16,6 +16,7 @@ from cocondenser_jax.model_folder.model import open_model, open_network
 from cocondenser_jax.representation import AS_IN_PAPERS, Given
 from cocondenser_jax.retriever.search import models
 from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
+from tests.lines import whole
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
 
@@ -153,7 +154,9 @@ def test_vectors_of_another_size_than_the_folder_says_are_refused(model_folder, 
     (config,) = folder.glob("*Pooling/config.json")
     for said in (16, 64):
         config.write_text(json.dumps({"word_embedding_dimension": said}))
-        with pytest.raises(UserError, match=f"vectors of 32 dimensions, and its files say {said}"):
+        with pytest.raises(
+            UserError, match=whole(f"… makes vectors of 32 dimensions, and its files say {said}")
+        ):
             models.load_retriever(folder)
 
 
@@ -162,7 +165,9 @@ def load_pairs(folder):
 
 
 def test_folders_that_are_no_model(model_folder, tmp_path):
-    with pytest.raises(UserError, match="none: no such folder"):
+    with pytest.raises(
+        UserError, match=whole("…none: no such folder, and not the name of a model on the hub")
+    ):
         models.load_retriever(tmp_path / "none")
     for load in (models.load_retriever, load_pairs):
         with pytest.raises(UserError) as raised:
@@ -238,7 +243,8 @@ def test_a_folder_that_reads_more_than_its_positions(make_model, research_folder
     assert getattr(model[0], name) == 64
     assert model.encode_query(["ab " * 100]).shape == model.encode_document(["ab " * 100]).shape
     with pytest.raises(
-        UserError, match=f"says of {name} 65, but its config.json that there are 24"
+        UserError,
+        match=whole(f"… says of {name} 65, but its config.json that there are 24 positions"),
     ):
         models.load_retriever(tmp_path / "rotary")
 

@@ -22,6 +22,7 @@ from cocondenser_jax.representation import (
     query_prompt,
 )
 from cocondenser_jax.retriever.search import models
+from tests.lines import whole
 
 TEXTS = ["abcde fgh", "hgfed cba aaaaa bbbbb ccccc ddddd eeeee"]
 SILENT = {"prompts": {"query": "hgf: "}}
@@ -91,7 +92,7 @@ def test_a_prompt_that_is_taken_away_is_found_under_no_other_name(as_published, 
 
 def test_more_dimensions_than_a_vector_has_are_refused(as_published):
     folder = as_published(SILENT)
-    with pytest.raises(UserError, match="makes vectors of 32 dimensions: cannot keep 33"):
+    with pytest.raises(UserError, match=whole("… makes vectors of 32 dimensions: cannot keep 33")):
         models.load_retriever(folder, given=Given(dimensions=33))
 
 

@@ -14,6 +14,7 @@ from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search import opening, search
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.index import build_index
+from tests.lines import whole
 
 
 def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
@@ -34,7 +35,7 @@ def test_the_index_folder_is_enough(model_folder, embeddings, index, tmp_path):
 def test_another_model_is_refused(make_model, embeddings, index):
     for folder in (embeddings, index):
         for model in (make_model(seed=1), make_model(hidden_size=16)):
-            with pytest.raises(UserError, match="was built with another model"):
+            with pytest.raises(UserError, match=whole("… was built with another model (…) than …")):
                 opening.open_index(folder, open_model(model))
 
 
@@ -59,38 +60,70 @@ def test_the_queries_of_a_database_are_read_as_its_passages_were(
         write_json(tmp_path / "changed" / "manifest.json", facts | change)
         names.add(opening.open_query_model(tmp_path / "changed", published)[1])
     assert len(names) == 6
-    with pytest.raises(UserError, match="was built with another model"):
+    with pytest.raises(UserError, match=whole("… was built with another model (…) than …")):
         opening.open_query_model(embeddings, open_model(make_model(seed=1), None))
 
 
 def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
     with pytest.raises(
-        UserError, match=r"holds no manifest\.json: encode the corpus .* build the index"
+        UserError,
+        match=whole(
+            "… holds no manifest.json: encode the corpus first, until it ends, then build the index"
+        ),
     ):
         opening.open_index(tmp_path, open_model(model_folder))
-    with pytest.raises(UserError, match=r"holds no manifest\.json: encode the corpus first"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "… holds no manifest.json: encode the corpus first, until it ends, then build the index"
+        ),
+    ):
         build_index(tmp_path, tmp_path / "index")
-    with pytest.raises(UserError, match="faiss does not know the index string 'Flt'"):
+    with pytest.raises(
+        UserError,
+        match=whole("faiss does not know the index string 'Flt' for vectors of 32 dimensions"),
+    ):
         build_index(embeddings, tmp_path / "index", factory="Flt")
     with pytest.raises(UserError, match="60 passages are too few to train"):
         build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
     with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
         build_index(embeddings, tmp_path / "index", factory="PQ8")
-    with pytest.raises(UserError, match="'PQ5' for vectors of 32 dimensions"):
+    with pytest.raises(
+        UserError,
+        match=whole("faiss does not know the index string 'PQ5' for vectors of 32 dimensions"),
+    ):
         build_index(embeddings, tmp_path / "index", factory="PQ5")
-    with pytest.raises(UserError, match="'IDMap,Flat' takes no vectors by themselves"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "an index 'IDMap,Flat' takes no vectors by themselves: expected, for instance,"
+            " Flat, HNSW32 or IVF1024,Flat"
+        ),
+    ):
         build_index(embeddings, tmp_path / "index", factory="IDMap,Flat")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("… already exists: choose a new folder, or remove it first")
+    ):
         build_index(embeddings, index)
     shutil.copytree(index, tmp_path / "broken")
     (tmp_path / "broken" / "index.faiss").unlink()
-    with pytest.raises(UserError, match=r"index\.faiss is missing or damaged"):
+    with pytest.raises(
+        UserError,
+        match=whole("TMP/broken/index.faiss is missing or damaged: build the index again"),
+    ):
+        opening.open_index(tmp_path / "broken", open_model(model_folder))
+    (tmp_path / "broken" / "index.faiss").write_bytes(b"another")
+    said = "TMP/broken/index.faiss is damaged, or its manifest is another's: build it again"
+    with pytest.raises(UserError, match=whole(said)):
         opening.open_index(tmp_path / "broken", open_model(model_folder))
     shutil.copy(index / "index.faiss", tmp_path / "broken")
     table = pyarrow.ipc.open_file((index / "passages.arrow").read_bytes()).read_all()
     for rows in (table[:59], table.drop_columns("title")):
         with pyarrow.ipc.new_file(tmp_path / "broken" / "passages.arrow", rows.schema) as writer:
             writer.write_table(rows)
-        with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged: build the"):
+        with pytest.raises(
+            UserError,
+            match=whole("TMP/broken/passages.arrow is missing or damaged: build the index again"),
+        ):
             opening.open_index(tmp_path / "broken", open_model(model_folder))

@@ -31,6 +31,7 @@ from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.fuse import fuse_runs
 from cocondenser_jax.retriever.search.index import build_index
 from cocondenser_jax.retriever.search.opening import Faiss
+from tests.lines import whole
 from tests.processes import start
 from tests.retrieval_data import read_vectors
 
@@ -125,6 +126,7 @@ def test_queries_are_searched_for_some_at_a_time(model_folder, beir, embeddings,
     index = index._replace(nearest=watched)
     whole = search.search_run(index, queries)
     monkeypatch.setattr(search, "_SEARCHED_AT_ONCE", 3)
+    monkeypatch.setattr(search, "_ENCODED_AT_ONCE", 3)
     run = search.search_run(index, queries)
     assert sizes == [7, 3, 3, 1]
     assert list(run) == list(queries)
@@ -278,11 +280,13 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
     searcher = opening.open_index(index, open_model(model_folder))
     assert len(search.search_run(searcher, {"q": "abcde"}, depth=1000)["q"]) == 60
     assert len(search.search_text(searcher, "abcde", k=1000)) == 60
-    with pytest.raises(UserError, match="0 passages to find"):
+    with pytest.raises(UserError, match=whole("0 passages to find: expected at least 1")):
         search.search_run(searcher, {"q": "abcde"}, depth=0)
-    with pytest.raises(UserError, match="0 passages to find"):
+    with pytest.raises(UserError, match=whole("0 passages to find: expected at least 1")):
         search.search_text(searcher, "abcde", k=0)
-    with pytest.raises(UserError, match="the query is empty"):
+    with pytest.raises(
+        UserError, match=whole("the query is empty or not UTF-8: expected some words")
+    ):
         search.search_text(searcher, " \n")
 
 
@@ -315,7 +319,13 @@ def test_more_cells_find_more(model_folder, embeddings, tmp_path):
         assert len(few[query]) < 60
         assert list(all_cells[query]) == list(results)
     for wrong in ("efSearch=16", "nprobe=0", "nprobe=-1", "nprobe", "nprobe=2,", "16"):
-        with pytest.raises(UserError, match=r"an index IVF8,Flat cannot be searched with '"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                f"an index IVF8,Flat cannot be searched with {wrong!r}: expected faiss's"
+                " notation, such as nprobe=16 (IVF) or efSearch=64 (HNSW)"
+            ),
+        ):
             found(wrong)
 
 
@@ -323,7 +333,13 @@ def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
     shutil.copytree(embeddings, tmp_path / "embeddings")
     path = tmp_path / "embeddings" / "embeddings-00002.arrow"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"embeddings-00002\.arrow is missing or damaged"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/embeddings/embeddings-00002.arrow is missing or damaged: encode again with"
+            " the same flags, which renews such shards only"
+        ),
+    ):
         build_index(tmp_path / "embeddings", tmp_path / "index")
     assert not (tmp_path / "index").exists()
 

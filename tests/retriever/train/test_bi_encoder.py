@@ -23,6 +23,7 @@ from cocondenser_jax.retriever.train import bi_encoder, trainer
 from cocondenser_jax.retriever.train.samplers import random_batches
 from cocondenser_jax.retriever.train.tasks import finetune, resolve
 from cocondenser_jax.retriever.train.training_data import RowCollator, draw_negatives, read_training
+from tests.lines import whole
 from tests.world import change_settings, read_metrics
 
 
@@ -95,7 +96,9 @@ def test_the_retriever_is_a_folder_for_sentence_transformers(config, tmp_path, b
     written = [path for path in (tmp_path / "run" / "retriever").rglob("*") if path.is_file()]
     content = b"".join(path.read_bytes() for path in written)
     assert not [text for text in read_queries(beir).values() if text.encode() in content]
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("… already exists: choose a new folder, or remove it first")
+    ):
         finetune(config, tmp_path / "run")
 
 
@@ -243,11 +246,19 @@ def test_a_teacher_must_know_positives_and_some_negatives(config, beir, run_file
     teacher = read_run(run_file)
     del teacher["q3"]["d3"]
     write_run(tmp_path / "teacher.trec", teacher)
-    with pytest.raises(UserError, match=r"no score for 1 relevant .*: q3 d3; rerank --with_pos"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/teacher.trec has no score for 1 relevant"
+            " passages (query, passage): q3 d3; rerank --with_positives scores them too"
+        ),
+    ):
         finetune(config, tmp_path / "run")
     teacher["q3"] = {"d3": 1.0}
     write_run(tmp_path / "teacher.trec", teacher)
-    with pytest.raises(UserError, match="no score for any negative of 1 queries: q3"):
+    with pytest.raises(
+        UserError, match=whole("TMP/teacher.trec has no score for any negative of 1 queries: q3")
+    ):
         finetune(config, tmp_path / "run")
     teacher["q3"]["d5"] = 0.0
     write_run(tmp_path / "teacher.trec", teacher)

@@ -4,6 +4,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.train.tasks import finetune
+from tests.lines import whole
 from tests.world import change_settings
 
 
@@ -37,6 +38,8 @@ def test_a_run_is_not_written_into_the_folder_of_its_model(config, model_folder)
 @pytest.mark.usefixtures("unread_corpus")
 def test_a_folder_with_something_else_is_refused(config, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("… already exists: choose a new folder, or remove it first")
+    ):
         finetune(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

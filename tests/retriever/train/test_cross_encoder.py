@@ -30,6 +30,7 @@ from cocondenser_jax.retriever.train.training_data import (
     to_judgments,
     training_pairs,
 )
+from tests.lines import whole
 from tests.world import change_settings, read_metrics
 
 N_QUERIES, POOL = 24, 9
@@ -185,7 +186,9 @@ def test_the_result_is_a_folder_for_sentence_transformers(config, tmp_path, monk
         logit = model(**ids).logits.item()
     assert CrossEncoder(folder).predict(pair) == pytest.approx(logit, rel=1e-5)
     monkeypatch.setattr(trainer, "run", None)  # said before training, not after
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError, match=whole("… already exists: choose a new folder, or remove it first")
+    ):
         finetune(config, tmp_path / "run")
 
 

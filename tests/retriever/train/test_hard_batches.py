@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.train import hard_batches
 from cocondenser_jax.retriever.train.samplers import random_batches, sequential_batches
+from tests.lines import whole
 
 
 def make_candidates(n, k, seed=0):
@@ -164,7 +165,7 @@ def test_batches_depend_on_seed_and_epoch(greedy):
 
 def test_scores_that_are_not_finite_are_refused():
     diverged = scipy.sparse.csr_array([[0, np.nan], [1, 0]])
-    with pytest.raises(UserError, match="finite"):
+    with pytest.raises(UserError, match=whole("the scores of candidates must be finite")):
         hard_batches.greedy_batches(diverged, 2, seed=0)
 
 
@@ -174,10 +175,12 @@ def test_batches_come_back_or_are_refused(tmp_path):
     hard_batches.save_batches(path, batches_MxB)
     np.testing.assert_array_equal(hard_batches.load_batches(path), batches_MxB)
     path.write_bytes(b"no batches")
-    with pytest.raises(UserError, match="cannot read the batches in "):
+    with pytest.raises(
+        UserError, match=whole("cannot read the batches in TMP…, delete it to make them again: …")
+    ):
         hard_batches.load_batches(path)
     np.savez(path, batches=np.ones(3))
-    with pytest.raises(UserError, match="holds no batches: expected rows of pair numbers"):
+    with pytest.raises(UserError, match=whole("… holds no batches: expected rows of pair numbers")):
         hard_batches.load_batches(path)
 
 

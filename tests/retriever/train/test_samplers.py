@@ -1,5 +1,7 @@
 """Candidates for hard batches; the batches of a run."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from cocondenser_jax.retriever.search import models
 from cocondenser_jax.retriever.search.bm25 import bm25_run
 from cocondenser_jax.retriever.train import hard_batches, samplers
 from cocondenser_jax.retriever.train.training_data import TrainingData, to_judgments, training_pairs
+from tests.lines import whole
 
 _bm25 = samplers.bm25_candidates  # some tests replace it
 
@@ -58,9 +61,12 @@ def test_candidates_have_their_places_among_many_pairs(monkeypatch):
     assert (found.shape, found[0, 70_000], found[1, 3], found.nnz) == ((2, 70_001), 2.0, 1.0, 2)
 
 
-def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts):
+def test_the_encoders_candidates_are_the_best_inner_products(model_folder, texts, caplog):
     model = models.load_retriever(model_folder, 8, 16).train()
+    caplog.clear()
+    caplog.set_level(logging.INFO, samplers.__name__)
     found = samplers.encoder_candidates(model, *texts, depth=5).toarray()
+    assert caplog.messages == ["scoring all pairs for the batches of an epoch"]
     assert model.training
     model.eval()
     scores_NxN = model.encode_query(texts[0]) @ model.encode_document(texts[1]).T
@@ -139,7 +145,12 @@ def test_hard_batches_follow_bm25_then_the_encoder(
     path.unlink()
     np.testing.assert_array_equal(start()(2), expected)
     path.write_bytes(saved[:-100])
-    with pytest.raises(UserError, match=r"cannot read the batches in .*epoch-0002.npz"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "cannot read the batches in TMP…epoch-0002.npz, delete it to make them again: …"
+        ),
+    ):
         start()(2)
 
 

@@ -54,4 +54,5 @@ def test_the_scale_is_the_models_unless_one_is_given(
     columns.append(model.preprocess([passages[p] for grades in qrels.values() for p in grades]))
     with torch.no_grad():
         assert found == pytest.approx(loss(columns, None).item(), rel=1e-4)
-    assert caplog.text.count(f"the loss multiplies scores by {expected} (") == 1
+    said = f"the loss multiplies scores by {expected} (config.loss.scale)"
+    assert caplog.messages.count(said) == 1

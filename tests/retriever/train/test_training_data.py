@@ -25,6 +25,7 @@ from cocondenser_jax.retriever.train.training_data import (
     to_judgments,
     training_pairs,
 )
+from tests.lines import whole
 from tests.world import write_qrels, write_records
 
 
@@ -38,7 +39,13 @@ def test_samples_grow_with_their_size_and_follow_the_seed():
     # Two samples of 50 of 200 by chance share 12.5, with a standard deviation of 2.7.
     assert len(set(samples[1]) & set(draw(50, 200, 4))) < 30
     for n in (-1, 201):
-        with pytest.raises(UserError, match=rf"train_queries is {n}: expected 1 to 200, the que"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                f"config.data.train_queries is {n}:"
+                " expected 1 to 200, the queries, or 0 for all of them"
+            ),
+        ):
             draw(n, 200, 3)
 
 
@@ -145,7 +152,8 @@ def test_a_passage_with_the_text_of_a_relevant_one_is_no_negative(beir, tmp_path
     data = read_training(settings, tmp_path / "stored")
     candidates = {query: names.split() for query, names in data.candidates.items()}
     assert candidates == {"q1": ["d7"], "q2": ["copy", "d1", "d7"]}
-    assert "1 passages repeat the text of a query's relevant passage: " in caplog.text
+    repeat = "repeat the text of a query's relevant passage: they are not its negatives"
+    assert f"1 passages {repeat}" in caplog.messages
     # Nor is it one where it is in the group of another query of the step.
     relevant = data.judgments.relevant.toarray()
     of_query, of_passage = data.judgments.queries, data.judgments.passages
@@ -176,7 +184,11 @@ def test_a_query_without_negatives_draws_none_that_is_relevant(beir, tmp_path, c
         "q3": ["d8"],
         "d4": [name for name in [*names, "copy"] if name not in ("d4", "d5")],
     }
-    assert "has no negative for 3 of 4 queries: they are drawn from a sample" in caplog.text
+    said = (
+        f"{settings.negatives_run} has no negative for 3 of 4 queries: they are drawn from a sample"
+        " of all passages except relevant ones and their copies"
+    )
+    assert said in caplog.messages
     # A small pool is as large as the others, and the same for the same seed alone.
     few = [
         read_training(settings._replace(negatives_depth=3, seed=seed), tmp_path / "stored")

@@ -10,12 +10,14 @@ from cocondenser_jax.errors import (
     first_line,
     first_three,
     first_words,
+    lookup,
     name_extra,
     whole_message,
 )
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.representation import Representation
 from cocondenser_jax.retriever.search.embeddings import Manifest
+from tests.lines import whole
 from tests.world import write_store
 
 
@@ -150,3 +152,12 @@ def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package,
 )
 def test_first_words_of_a_text(text, shown):
     assert first_words(text, 13) == shown
+
+
+def test_a_wrong_name_is_answered_with_those_that_resemble_it_or_the_first_three():
+    known = {name: name.upper() for name in ("aa", "bb", "cc", "dd")}
+    assert lookup(known, "cc", "thing") == "CC"
+    for name, shown in (("dx", "dd"), ("xyz", "aa or bb or cc")):
+        said = f"no thing {name!r}: did you mean {shown}?"
+        with pytest.raises(UserError, match=whole(said)):
+            lookup(known, name, "thing")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import click
@@ -11,47 +12,105 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.cli.flags import CORPUS, DATA, OVERRIDES, PROGRAM
 from cocondenser_jax.retriever.data import named as collections
 from cocondenser_jax.retriever.data.trec import read_run
+from tests.lines import whole
 from tests.world import write_records
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("adapt", "Missing options '--corpus', '--model', '--workdir'."),
-        ("adapt --corpus=x", "Missing options '--model', '--workdir'."),
-        ("adapt --corpus=x --model=y", "Missing option '--workdir'."),
-        ("adapt d.jsonl", "unexpected argument 'd.jsonl': did you mean --corpus=d.jsonl?"),
-        ("encode docs", "unexpected argument 'docs': did you mean --corpus=docs?"),
-        ("retrieve data", "unexpected argument 'data': did you mean --data=data?"),
-        ("evaluate a.trec", "unexpected argument 'a.trec': did you mean --run=a.trec?"),
-        ("evaluate --run=a b", "unexpected argument 'b': did you mean --qrels=b?"),
+        ("adapt", "Missing options '--corpus', '--model', '--workdir'.…"),
+        ("adapt --corpus=x", "Missing options '--model', '--workdir'.…"),
+        ("adapt --corpus=x --model=y", "Missing option '--workdir'.…"),
+        (
+            "adapt d.jsonl",
+            (
+                "unexpected argument 'd.jsonl': did you mean --corpus=d.jsonl? (see "
+                "cocondenser adapt --help)"
+            ),
+        ),
+        (
+            "encode docs",
+            (
+                "unexpected argument 'docs': did you mean --corpus=docs? (see cocondenser "
+                "encode --help)"
+            ),
+        ),
+        (
+            "retrieve data",
+            (
+                "unexpected argument 'data': did you mean --data=data? (see cocondenser "
+                "retrieve --help)"
+            ),
+        ),
+        (
+            "evaluate a.trec",
+            (
+                "unexpected argument 'a.trec': did you mean --run=a.trec? (see cocondenser "
+                "evaluate --help)"
+            ),
+        ),
+        (
+            "evaluate --run=a b",
+            ("unexpected argument 'b': did you mean --qrels=b? (see cocondenser evaluate --help)"),
+        ),
         ("verify --store=a b", "unexpected argument 'b' (see cocondenser verify --help)"),
-        ("evaluate --run=a --qrels=b --top-k=3", "No such option '--top_k'"),
+        ("evaluate --run=a --qrels=b --top-k=3", "No such option '--top_k'…"),
         ("mine --run=a --data=d --out=f", "--out is now --run_out (see cocondenser mine --help)"),
-        ("convert --checkpoint run --out=m", "--checkpoint is now --run_dir"),
-        ("report --workdir=run", "--workdir is now --run_dir"),
-        ("search --corpus=a --top-k=3", "--top_k is now --depth"),
-        ("corpus --source=a", "--source is now --corpus"),
-        ("vocabulary --source a --out=v", "--source is now --corpus"),
-        ("corpus --corpus=a --max-tokens=9", "--max_tokens is now --max_length"),
-        ("encode --corpus=a --passage_length 9", "--passage_length is now --max_length"),
-        ("evaluate --run=a --qrels=b --metrics=AP", "--metrics is now --metric"),
-        ("search --corpus=a wind", "unexpected argument 'wind': did you mean --query=wind?"),
-        ("search --corpus=a --query=b wind", "unexpected argument 'wind' (see"),
+        (
+            "convert --checkpoint run --out=m",
+            "--checkpoint is now --run_dir (see cocondenser convert --help)",
+        ),
+        ("report --workdir=run", "--workdir is now --run_dir (see cocondenser report --help)"),
+        ("search --corpus=a --top-k=3", "--top_k is now --depth (see cocondenser search --help)"),
+        ("corpus --source=a", "--source is now --corpus (see cocondenser …"),
+        ("vocabulary --source a --out=v", "--source is now --corpus (see cocondenser …"),
+        (
+            "corpus --corpus=a --max-tokens=9",
+            "--max_tokens is now --max_length (see cocondenser corpus --help)",
+        ),
+        (
+            "encode --corpus=a --passage_length 9",
+            "--passage_length is now --max_length (see cocondenser encode --help)",
+        ),
+        (
+            "evaluate --run=a --qrels=b --metrics=AP",
+            "--metrics is now --metric (see cocondenser evaluate --help)",
+        ),
+        (
+            "search --corpus=a wind",
+            (
+                "unexpected argument 'wind': did you mean --query=wind? (see cocondenser "
+                "search --help)"
+            ),
+        ),
+        (
+            "search --corpus=a --query=b wind",
+            "unexpected argument 'wind' (see cocondenser search --help)",
+        ),
         (
             "finetune --config=c --workdir=w --folder=x",
-            "last name of several settings: --config.data.folder or --config.model.folder",
+            (
+                "--folder is the last name of several settings: --config.data.folder or "
+                "--config.model.folder (see cocondenser finetune --help)"
+            ),
         ),
-        ("finetune --config=c --workdir=w --epochs 3", "unexpected argument '3'"),
-        ("finetune --config=c --workdir=w --epochs", "a setting is given as --epochs=VALUE"),
-        ("finetune --config=c --workdir=w --learning_rat=1", "No such option '--learning_rat'"),
-        ("pretrain --config=c --workdir=w --steps=3", "No such option '--steps'"),
+        (
+            "finetune --config=c --workdir=w --epochs 3",
+            "unexpected argument '3' (see cocondenser finetune --help)",
+        ),
+        (
+            "finetune --config=c --workdir=w --epochs",
+            "a setting is given as --epochs=VALUE (see cocondenser finetune --help)",
+        ),
+        ("finetune --config=c --workdir=w --learning_rat=1", "No such option '--learning_rat'…"),
+        ("pretrain --config=c --workdir=w --steps=3", "No such option '--steps'…"),
     ],
 )
 def test_what_is_missing_or_in_the_wrong_place_is_one_line(words, says, capsys):
     assert main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
+    assert re.match(whole(f"cocondenser: {says}"), line)
 
 
 def test_finetune_takes_a_setting_by_its_last_name():

@@ -18,6 +18,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.retriever.data.folder import read_corpus, read_split
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, bm25_run
+from tests.lines import whole
 from tests.retrieval_data import read_shard
 from tests.world import write_qrels
 
@@ -232,6 +233,12 @@ def test_queries_are_answered_line_by_line(
     assert [(a["query"], len(a["hits"])) for a in answers] == [("abcde fgh", 2), ("hgfed", 2)]
 
 
+def test_queries_in_another_encoding_are_refused(beir, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8"))
+    assert main(["search", f"--corpus={beir}"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "cocondenser: standard input is not UTF-8"
+
+
 @pytest.mark.effect("retrieve --index", "retrieve --embeddings", "retrieve --model")
 @pytest.mark.effect("retrieve --data", "retrieve --split", "retrieve --depth")
 @pytest.mark.effect("retrieve --run_out", "retrieve --json_out")
@@ -311,6 +318,11 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
     assert [hit["id"] for hit in hits] == list(hybrid["q4"])[:3]
 
 
+NO_MANIFEST = (
+    "none holds no manifest.json: encode the corpus first, until it ends, then build the index"
+)
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -319,54 +331,112 @@ def test_hybrid_is_bm25_retrieve_and_fuse(encoded, model_folder, data, tmp_path,
             "give one of --index, --embeddings and --corpus",
         ),
         ("search --query=x", "give one of --index, --embeddings and --corpus"),
-        ("search --model=MODEL --query=x", "--model goes with --index or --embeddings"),
+        (
+            "search --model=MODEL --query=x",
+            "--model goes with --index or --embeddings (see cocondenser search --help)",
+        ),
         ("retrieve --model=MODEL --data=DATA --run_out=r", "give one of --index and --embeddings"),
-        ("search --index=INDEX --query=x", "need --model: the one that encoded"),
+        (
+            "search --index=INDEX --query=x",
+            "--index and --embeddings need --model: the one that encoded the passages",
+        ),
         (
             "search --corpus=DATA --model=MODEL --query=x",
-            "--model goes with --index or --embeddings",
+            "--model goes with --index or --embeddings (see cocondenser search --help)",
         ),
         (
             "search --corpus=DATA --hybrid=rrf --query=x",
-            "--hybrid goes with --index or --embeddings",
+            "--hybrid goes with --index or --embeddings (see cocondenser search --help)",
         ),
         (
             "search --corpus=DATA --device=cuda --query=x",
-            "--device goes with --embeddings",
+            "--device goes with --embeddings (see cocondenser search --help)",
         ),
-        ("search --corpus=none --query=x", "none does not exist: expected pydocs"),
+        (
+            "search --corpus=none --query=x",
+            (
+                "none does not exist: expected pydocs, pydocs:numpy,scipy, a .txt, .md, "
+                ".jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder or pattern of "
+                "them, hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or tfds:NAME_OR_FOLDER[:SPLIT]"
+            ),
+        ),
         (
             "search --index=INDEX --model=MODEL --query=x --language=german",
-            "--language goes with --hybrid or --corpus",
+            "--language goes with --hybrid or --corpus (see cocondenser search --help)",
         ),
-        ("search --index=INDEX --model=MODEL --query=", "the query is empty"),
+        (
+            "search --index=INDEX --model=MODEL --query=",
+            "the query is empty or not UTF-8: expected some words",
+        ),
         (
             "search --index=INDEX --model=MODEL --query=x --hybrid=sum",
-            "'sum' is not one of 'min_max'",
+            "Invalid value for '--hybrid': 'sum' is not one of 'min_max'…",
         ),
-        ("search --index=INDEX --model=MODEL --query=x --depth=0", "0 is not in"),
-        ("search --index=none --model=MODEL --query=x", "none holds no manifest.json"),
-        ("retrieve --index=INDEX --model=MODEL --data=DATA", "Missing option '--run_out'"),
-        ("retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --depth=0", "0 is not in"),
-        ("retrieve --index=INDEX --model=MODEL --data=none --run_out=r", "none does not exist"),
-        ("retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --split=", "split ''"),
+        (
+            "search --index=INDEX --model=MODEL --query=x --depth=0",
+            "Invalid value for '--depth': 0 is not in…",
+        ),
+        ("search --index=none --model=MODEL --query=x", NO_MANIFEST),
+        ("retrieve --index=INDEX --model=MODEL --data=DATA", "Missing option '--run_out'…"),
+        (
+            "retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --depth=0",
+            "Invalid value for '--depth': 0 is not in…",
+        ),
+        (
+            "retrieve --index=INDEX --model=MODEL --data=none --run_out=r",
+            "none does not exist: expected a folder of passages, queries and judgments",
+        ),
+        (
+            "retrieve --index=INDEX --model=MODEL --data=DATA --run_out=r --split=",
+            "TMP has no judgments of split '': it has qrels/train.tsv",
+        ),
         (
             "retrieve --embeddings=EMBEDDINGS --model=MODEL --data=DATA --run_out=r"
             " --parameters=nprobe=2",
-            "--parameters goes with --index",
+            "--parameters goes with --index (see cocondenser retrieve --help)",
         ),
-        ("bm25 --data=DATA --run_out=r --split=dev", "no judgments of split 'dev'"),
-        ("bm25 --data=DATA/queries.jsonl --run_out=r", "name the passages by --corpus"),
-        ("bm25 --data=DATA --run_out=r --b=2", "2.0 is not in the range 0<=x<=1"),
-        ("index --embeddings=none --out=r", "none holds no manifest.json"),
-        ("index --embeddings=EMBEDDINGS --out=INDEX", "already exists"),
-        ("index --embeddings=none --out=INDEX", "already exists"),
-        ("index --embeddings=INDEX --out=r", "is an index already: expected the folder"),
+        (
+            "bm25 --data=DATA --run_out=r --split=dev",
+            "TMP has no judgments of split 'dev': it has qrels/train.tsv",
+        ),
+        (
+            "bm25 --data=DATA/queries.jsonl --run_out=r",
+            "TMP/queries.jsonl is a file of queries: name the passages by --corpus",
+        ),
+        (
+            "bm25 --data=DATA --run_out=r --b=2",
+            "Invalid value for '--b': 2.0 is not in the range 0<=x<=1…",
+        ),
+        ("index --embeddings=none --out=r", NO_MANIFEST),
+        (
+            "encode --model=MODEL --corpus=DATA --out=r --task=1",
+            "Invalid value for '--task': expected i/n with 0 <= i < n, such as 0/8…",
+        ),
+        (
+            "index --embeddings=EMBEDDINGS --out=INDEX",
+            "TMP/index already exists: choose a new folder, or remove it first",
+        ),
+        (
+            "index --embeddings=none --out=INDEX",
+            "TMP/index already exists: choose a new folder, or remove it first",
+        ),
+        (
+            "index --embeddings=INDEX --out=r",
+            "TMP/index is an index already: expected the folder that encode wrote",
+        ),
         (
             "encode --model=MODEL --corpus=DATA --out=memory://bucket/out --task=0/2",
-            "expected a folder of this machine",
+            "--task writes a part of memory://bucket/out: expected a folder of this machine",
         ),
-        ("encode --model=MODEL --corpus=DATA/none.jsonl --out=r", "none.jsonl does not exist"),
+        (
+            "encode --model=MODEL --corpus=DATA/none.jsonl --out=r",
+            (
+                "TMP/none.jsonl does not exist: expected pydocs, pydocs:numpy,scipy, a .txt, "
+                ".md, .jsonl, .tsv (also .gz, .xz, .zst) or .parquet file, a folder or "
+                "pattern of them, hf:NAME_OR_FOLDER[:CONFIG[:SPLIT]] or "
+                "tfds:NAME_OR_FOLDER[:SPLIT]"
+            ),
+        ),
     ],
 )
 def test_a_mistake_gets_one_line_and_leaves_nothing(
@@ -386,5 +456,5 @@ def test_a_mistake_gets_one_line_and_leaves_nothing(
     assert main(command.split()) == 2
     error = capsys.readouterr().err.splitlines()
     assert [line for line in error if line.startswith("cocondenser: ")] == error[-1:]
-    assert says in error[-1]
+    assert re.match(whole(f"cocondenser: {says}"), error[-1])
     assert not list(tmp_path.iterdir())

@@ -219,9 +219,12 @@ def test_a_longer_row_than_any_span_is_padded(stores):
 def test_numbers_outside_the_store_are_refused(stores):
     store = open_store(stores["bert"])
     for number in (-1, store.n_spans):
-        with pytest.raises(IndexError):
+        said = f"span numbers must be in [0, {store.n_spans})"
+        with pytest.raises(IndexError, match=whole(said)):
             store.read_spans(np.array([number]), 8)
-        with pytest.raises(IndexError):
+    for number in (-1, store.n_documents):
+        said = f"document {number} of {store.n_documents}"
+        with pytest.raises(IndexError, match=whole(said)):
             store.document_id(number)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 
 import pytest
-from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from cocondenser_jax.corpus import tokenizer as tokenizer_module
@@ -254,6 +254,11 @@ def test_a_word_is_repeated_as_often_as_it_was_counted(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "_REPEATS", 3)
     texts = [*tokenizer_module._repeated(Counter({"a": 7, "b": 3}))]
     assert texts == [" a a a", " a a a", " a", " b b b"]
+
+
+def test_a_tokenizer_without_words_is_refused():
+    with pytest.raises(UserError, match=whole("tokenizer empty has no vocabulary")):
+        span_tokenizer(Tokenizer(models.BPE()), "empty")
 
 
 def test_what_holds_no_tokenizer_is_refused(wordpiece_folder, tmp_path):

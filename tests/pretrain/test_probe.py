@@ -34,6 +34,7 @@ from cocondenser_jax.pretrain.experiment import reading_as, resolve
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.probe import Probe, measure_vectors, open_probes
 from cocondenser_jax.representation import Representation
+from tests.lines import whole
 from tests.pretrain.test_checkpoint import state_of
 from tests.world import WORDS, batches_of, model_of, read_metrics, write_beir, write_qrels
 
@@ -268,11 +269,19 @@ def test_the_best_of_many_checkpoints_stays(tmp_path):
 
 def test_a_run_without_a_probe_has_no_best_checkpoint(tmp_path):
     model = ModelConfig(vocab_size=9, hidden_size=4, num_attention_heads=1)
+    (tmp_path / "run.json").write_text("{}")
+    said = "TMP/run.json is damaged: it lacks the shape of a model ('model')"
+    with pytest.raises(UserError, match=whole(said)):
+        load_run(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"model": model.to_dict()}))
+    with pytest.raises(UserError, match=whole("TMP holds no checkpoint yet")):
+        load_run(tmp_path)
     with checkpoint_writer(tmp_path, keep=2) as save:
         for step in (2, 6):
             save(state_of(step), {})
-    with pytest.raises(UserError, match="no checkpoint best; it has 2, 6"):
+    with pytest.raises(UserError, match=whole("TMP has no checkpoint 4; it has 2, 6")):
+        load_run(tmp_path, 4)
+    with pytest.raises(UserError, match=whole("TMP has no checkpoint best; it has 2, 6")):
         load_run(tmp_path, "best")
 
 
@@ -310,9 +319,9 @@ def test_a_collapse_is_named_once(config, monkeypatch, caplog):
     steps = {1: 0.0, 2: 1.0, 3: 0.01, 4: 0.0, 5: 1.0, 6: 0.0}
     for step, spread in steps.items():
         assert "probe/mlm_loss" not in opened(step, spread)
-    assert [message.partition(",")[0] for message in caplog.messages] == [
-        "step 3: CLS vectors have collapsed: mean cosine 0.9999",
-        "step 6: CLS vectors have collapsed: mean cosine 1.0000",
+    assert [message.rpartition(" ")[0] for message in caplog.messages] == [
+        "step 3: CLS vectors have collapsed: mean cosine 0.9999, effective rank",
+        "step 6: CLS vectors have collapsed: mean cosine 1.0000, effective rank",
     ]
 
 
@@ -407,6 +416,12 @@ def test_texts_are_encoded_as_those_of_a_batch_are_read(config, monkeypatch, sep
 def test_a_folder_that_nothing_searches_is_refused(config, data, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.probe.update({"every": 1, "data": str(data), "split": "dev"})
-    with pytest.raises(UserError, match="no probe searches it"):
+    with pytest.raises(
+        UserError,
+        match=whole(
+            f"config.probe.data is '{data}', but no probe"
+            " searches it: expected one of `pipelines.pretraining.folder_probes`"
+        ),
+    ):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

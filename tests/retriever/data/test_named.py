@@ -230,6 +230,18 @@ def test_a_collection_of_ir_datasets_becomes_a_folder(tmp_path, monkeypatch):
         named.find_data("ir:other")
 
 
+@pytest.mark.parametrize("lacks", ["has_docs", "has_queries"])
+def test_a_collection_without_documents_or_queries_is_refused(tmp_path, monkeypatch, lacks):
+    monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
+    fake = fake_ir_datasets()
+    setattr(fake.load("mine"), lacks, lambda: False)
+    monkeypatch.setitem(sys.modules, "ir_datasets", fake)
+    said = "ir:mine has no documents or no queries, as ir:vaswani does"
+    with pytest.raises(UserError, match=whole(said)):
+        named.find_data("ir:mine")
+    assert files_in(tmp_path) == []
+
+
 def test_a_judgment_of_ir_datasets_keeps_its_grade(tmp_path, monkeypatch):
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets(grade=3))

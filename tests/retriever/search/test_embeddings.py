@@ -42,7 +42,10 @@ def test_a_damaged_shard_is_named(embeddings):
     manifest = embeddings_module.read_manifest(embeddings)
     path = embeddings / "embeddings-00001.arrow"
     whole = path.read_bytes()
-    said = r"embeddings-00001\.arrow is missing or damaged: encode again"
+    said = lines.whole(
+        "TMP/embeddings/embeddings-00001.arrow is missing or damaged: encode "
+        "again with the same flags, which renews such shards only"
+    )
     for content in (b"", whole[:-1], whole + b"x", whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(UserError, match=said):
@@ -53,7 +56,13 @@ def test_a_damaged_shard_is_named(embeddings):
     path.write_bytes(whole)
     assert len(embeddings_module.open_shards(embeddings, manifest)) == 60
     for changed in ({"dimension": 16}, {"dtype": "float16"}, {"shard_size": 20}):
-        with pytest.raises(UserError, match=r"embeddings-0000\d\.arrow is missing or damaged"):
+        with pytest.raises(
+            UserError,
+            match=lines.whole(
+                "TMP/embeddings/embeddings-00000.arrow is missing or damaged: encode "
+                "again with the same flags, which renews such shards only"
+            ),
+        ):
             embeddings_module.open_shards(embeddings, manifest._replace(**changed))
 
 
@@ -91,7 +100,10 @@ def test_an_index_of_more_vectors_than_passages_is_damaged(embeddings, model_fol
     table = pyarrow.ipc.open_file(path.read_bytes()).read_all()
     assert len(table) == 60
     embeddings_module.write_table(path, table[:59])
-    with pytest.raises(UserError, match=r"passages\.arrow is missing or damaged"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole("TMP/index/passages.arrow is missing or damaged: build the index again"),
+    ):
         open_index(tmp_path / "index", open_model(model_folder))
 
 

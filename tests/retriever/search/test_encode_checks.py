@@ -19,8 +19,8 @@ from tests.lines import whole
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_length": 65}, "^--max_length=65: expected 3 to 64 tokens"),
-        ({"max_length": 2}, "^--max_length=2: expected 3 to 64 tokens"),
+        ({"max_length": 65}, whole("--max_length=65: expected 3 to 64 tokens for TMP")),
+        ({"max_length": 2}, whole("--max_length=2: expected 3 to 64 tokens for TMP")),
     ],
 )
 def test_what_is_wrong_with_the_model_is_found_before_the_corpus_is_read(

@@ -23,6 +23,7 @@ from cocondenser_jax.retriever.search import encode, models, opening, search
 from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
 from cocondenser_jax.retriever.search.encode import Encoding
 from cocondenser_jax.retriever.search.index import build_index
+from tests.lines import whole
 from tests.mutations import Payload, assert_read_or_refused, broken_bytes, fuzz, fuzz_file
 
 TEXT = "abcde fgh"
@@ -96,7 +97,12 @@ def test_one_flipped_bit_of_an_index_is_noticed(encoded, model_folder, tmp_path)
         flipped = bytearray(valid)
         flipped[place] ^= 1
         (folder / "index.faiss").write_bytes(flipped)
-        with pytest.raises(UserError, match=r"index\.faiss is damaged"):
+        with pytest.raises(
+            UserError,
+            match=whole(
+                "TMP/index/index.faiss is damaged, or its manifest is another's: build it again"
+            ),
+        ):
             opening.open_index(folder, open_model(model_folder))
 
 
@@ -245,8 +251,20 @@ def one_more(weights):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without_one, "lack 1 parameters"),
-        (misshapen, "have another shape than its config.json implies"),
+        (
+            without_one,
+            whole(
+                "the weights of TMP/model lack 1 parameters that its config.json "
+                "implies: bert.encoder.layer.1.output.dense.bias"
+            ),
+        ),
+        (
+            misshapen,
+            whole(
+                "the weights of TMP/model have another shape than its config.json "
+                "implies: bert.encoder.layer.1.output.dense.bias is (3,), expected (32,)"
+            ),
+        ),
         (other_numbers, None),
         (one_more, None),
     ],
@@ -339,7 +357,12 @@ def test_code_in_a_model_folder_is_not_run(
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ({"path": "", "type": "foreign.Module"}, "'foreign.Module', which needs code of its own"),
+        (
+            {"path": "", "type": "foreign.Module"},
+            whole(
+                "TMP/model has a module 'foreign.Module', which needs code of its own: none is run"
+            ),
+        ),
         ({"path": "../../x", "type": f"{MODULES}.Transformer"}, "has no config.json"),
         ({"path": "/etc", "type": f"{MODULES}.Transformer"}, "has no config.json"),
     ],

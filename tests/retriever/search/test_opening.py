@@ -84,9 +84,11 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
         match=whole("faiss does not know the index string 'Flt' for vectors of 32 dimensions"),
     ):
         build_index(embeddings, tmp_path / "index", factory="Flt")
-    with pytest.raises(UserError, match="60 passages are too few to train"):
+    with pytest.raises(
+        UserError, match=whole("60 passages are too few to train the index 'IVF100,Flat'")
+    ):
         build_index(embeddings, tmp_path / "index", factory="IVF100,Flat")
-    with pytest.raises(UserError, match="60 passages are too few to train the index 'PQ8'"):
+    with pytest.raises(UserError, match=whole("60 passages are too few to train the index 'PQ8'")):
         build_index(embeddings, tmp_path / "index", factory="PQ8")
     with pytest.raises(
         UserError,

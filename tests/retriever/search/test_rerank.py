@@ -180,10 +180,26 @@ def test_only_what_is_scored_is_kept_of_the_corpus(
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
-        ("x Q0 d1 1 1.0 t", {"split": "train"}, "first.trec names 1 queries .* not have: x"),
-        ("q1 Q0 x 1 1.0 t", {}, "first.trec names 1 passages .* not have: x"),
-        ("q1 Q0 d1 1 nan t", {}, "first.trec:1: the score must be a finite number"),
-        ("q1 Q0 d1 1 1.0 t", {"with_positives": True}, "--with_positives needs a --split"),
+        (
+            "x Q0 d1 1 1.0 t",
+            {"split": "train"},
+            whole("TMP/first.trec names 1 queries that the data does not have: x"),
+        ),
+        (
+            "q1 Q0 x 1 1.0 t",
+            {},
+            whole("TMP/first.trec names 1 passages that the data does not have: x"),
+        ),
+        (
+            "q1 Q0 d1 1 nan t",
+            {},
+            whole("TMP/first.trec:1: the score must be a finite number, not 'nan'"),
+        ),
+        (
+            "q1 Q0 d1 1 1.0 t",
+            {"with_positives": True},
+            whole("--with_positives needs a --split, whose judgments say what is relevant"),
+        ),
     ],
 )
 def test_mistakes_write_no_run(
@@ -241,10 +257,14 @@ def test_models_that_cannot_score_are_refused(
 @pytest.mark.parametrize(
     ("run", "split", "message"),
     [
-        (None, None, "cannot read .*first.trec"),
-        ({}, None, "is empty: expected a TREC run"),
-        ({"x": {"d1": 1.0}}, None, "names 1 queries that the data does not have: x"),
-        (RUN, "dev", "no judgments of split 'dev'"),
+        (None, None, whole("cannot read TMP/first.trec: No such file or directory")),
+        ({}, None, whole("TMP/first.trec is empty: expected a TREC run")),
+        (
+            {"x": {"d1": 1.0}},
+            None,
+            whole("TMP/first.trec names 1 queries that the data does not have: x"),
+        ),
+        (RUN, "dev", whole("TMP has no judgments of split 'dev': it has qrels/train.tsv")),
     ],
 )
 def test_what_is_wrong_with_the_first_stage_is_found_before_the_model_is_loaded(

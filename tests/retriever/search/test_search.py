@@ -258,7 +258,11 @@ def test_cosines_alone_have_no_lengths_to_lose(model_folder, beir, embeddings, t
     build_index(embeddings, tmp_path / "index", "L2norm,Flat")
     model = open_model(model_folder, Given(similarity="dot"))
     encode.encode_corpus(Encoding(model), beir, tmp_path / "dot")
-    message = r"does not rank by inner products \(NormalizationTransform\)"
+    message = whole(
+        "an index 'L2norm,Flat' does not rank by inner products "
+        "(NormalizationTransform): expected, for instance, Flat, OPQ32,PQ32, "
+        "HNSW32 or IVF1024,PQ32"
+    )
     with pytest.raises(UserError, match=message):
         build_index(tmp_path / "dot", tmp_path / "other", "L2norm,Flat")
 

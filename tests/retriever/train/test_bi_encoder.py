@@ -325,19 +325,76 @@ def test_vectors_of_several_sizes_are_trained_and_the_first_is_kept(model_folder
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
-        ({"data.folder": "/nowhere"}, "/nowhere does not exist"),
-        ({"data.split": "dev"}, "has no judgments of split 'dev'"),
-        ({"data.negatives_per_query": 1}, "no config.data.negatives_run"),
-        ({"data.batch_size": 25}, "has 24 rows to train on: too few .*batch_size=25"),
-        ({"loss.name": "soft_labels"}, "config.loss.name is soft_labels: expected config.loss.t"),
-        ({"model.passage_length": 65}, "passage_length=65: expected 3 to 64"),
-        ({"loss.sizes": (64, 8)}, "makes vectors of 32 dimensions: cannot keep 64"),
-        ({"loss.sizes": (8, 16)}, r"config.loss.sizes is \[8, 16\]; expected the largest first"),
-        ({"loss.sizes": (8, 8)}, r"config.loss.sizes is \[8, 8\]; expected the largest first"),
-        ({"loss.teacher_run": __file__}, "but config.loss.name is 'contrastive'"),
-        ({"data.negatives_run": __file__}, "config.data.negatives_per_query is 0"),
-        ({"eval.run": __file__}, "config.eval.every is 0"),
+        (
+            {"model.folder": "/nowhere"},
+            whole("/nowhere: no such folder, and not the name of a model on the hub"),
+        ),
+        (
+            {"data.folder": "/nowhere"},
+            whole("/nowhere does not exist: expected a folder of passages, queries and judgments"),
+        ),
+        (
+            {"data.split": "dev"},
+            whole("TMP has no judgments of split 'dev': it has qrels/train.tsv"),
+        ),
+        (
+            {"data.negatives_per_query": 1},
+            whole(
+                "config.data.negatives_per_query is 1, but there is no "
+                "config.data.negatives_run to draw them from: name a TREC run, or set it "
+                "to 0"
+            ),
+        ),
+        (
+            {"data.batch_size": 25},
+            whole("TMP has 24 rows to train on: too few for one step of config.data.batch_size=25"),
+        ),
+        *(
+            (
+                {"loss.name": "soft_labels"} | given,
+                whole(
+                    "config.loss.name is soft_labels: expected config.loss.teacher_run, a "
+                    "TREC run of a cross-encoder's scores, and "
+                    "config.data.negatives_per_query of at least 1"
+                ),
+            )
+            for given in (
+                {},
+                {"loss.teacher_run": __file__},
+                {"data.negatives_run": __file__, "data.negatives_per_query": 1},
+            )
+        ),
+        (
+            {"model.passage_length": 65},
+            whole("config.model.passage_length=65: expected 3 to 64 tokens for TMP"),
+        ),
+        ({"loss.sizes": (64, 8)}, whole("TMP makes vectors of 32 dimensions: cannot keep 64")),
+        (
+            {"loss.sizes": (8, 16)},
+            whole("config.loss.sizes is [8, 16]; expected the largest first"),
+        ),
+        ({"loss.sizes": (8, 8)}, whole("config.loss.sizes is [8, 8]; expected the largest first")),
+        (
+            {"loss.teacher_run": __file__},
+            whole(
+                "config.loss.teacher_run is '…', but config.loss.name is 'contrastive': "
+                "expected soft_labels, or no teacher"
+            ),
+        ),
+        (
+            {"data.negatives_run": __file__},
+            whole(
+                "config.data.negatives_run is '…', but none is drawn: "
+                "config.data.negatives_per_query is 0"
+            ),
+        ),
+        (
+            {"eval.run": __file__},
+            whole(
+                "config.eval.run is '…', but config.eval.every is 0: expected a number "
+                "of steps between two evaluations"
+            ),
+        ),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):

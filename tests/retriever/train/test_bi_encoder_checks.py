@@ -12,13 +12,34 @@ from tests.world import change_settings
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data.negatives_run": "none", "data.negatives_per_query": 1}, "negatives_run is 'none'"),
-        ({"loss.teacher_run": "none", "loss.name": "soft_labels"}, "loss.teacher_run is 'none'"),
-        ({"eval.run": "none", "eval.every": 1}, "eval.run is 'none': there is no such file"),
-        ({"eval.every": 1}, "no judgments of split 'dev'"),
-        ({"eval.run": __file__}, r"eval.run is '.*\.py', but config.eval.every is 0: expected"),
-        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
-        ({"model.query_length": 65}, "^config.model.query_length=65: expected 3 to 64"),
+        (
+            {"data.negatives_run": "none", "data.negatives_per_query": 1},
+            whole("config.data.negatives_run is 'none': there is no such file"),
+        ),
+        (
+            {"loss.teacher_run": "none", "loss.name": "soft_labels"},
+            whole("config.loss.teacher_run is 'none': there is no such file"),
+        ),
+        (
+            {"eval.run": "none", "eval.every": 1},
+            whole("config.eval.run is 'none': there is no such file"),
+        ),
+        ({"eval.every": 1}, whole("TMP has no judgments of split 'dev': it has qrels/train.tsv")),
+        (
+            {"eval.run": __file__},
+            whole(
+                "config.eval.run is '…', but config.eval.every is 0: expected a number "
+                "of steps between two evaluations"
+            ),
+        ),
+        (
+            {"model.folder": "/nowhere"},
+            whole("/nowhere: no such folder, and not the name of a model on the hub"),
+        ),
+        (
+            {"model.query_length": 65},
+            whole("config.model.query_length=65: expected 3 to 64 tokens for TMP"),
+        ),
     ],
 )
 def test_what_is_missing_is_found_before_the_corpus_is_read(config, tmp_path, change, message):
@@ -30,7 +51,9 @@ def test_what_is_missing_is_found_before_the_corpus_is_read(config, tmp_path, ch
 
 @pytest.mark.usefixtures("unread_corpus")
 def test_a_run_is_not_written_into_the_folder_of_its_model(config, model_folder):
-    with pytest.raises(UserError, match="run lies in the folder of the model"):
+    with pytest.raises(
+        UserError, match=whole("TMP/run lies in the folder of the model, TMP: choose another place")
+    ):
         finetune(config, model_folder / "run")
     assert not (model_folder / "run").exists()
 

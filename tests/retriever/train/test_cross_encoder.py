@@ -230,10 +230,22 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.folder": "/nowhere"}, "/nowhere: no such folder"),
-        ({"data.negatives_run": "/nowhere"}, "is '/nowhere': there is no such file"),
-        ({"data.batch_size": 25}, "24 rows to train on: .* config.data.batch_size=25$"),
-        ({"model.max_length": 65}, "^config.model.max_length=65: expected 8 to 64"),
+        (
+            {"model.folder": "/nowhere"},
+            whole("/nowhere: no such folder, and not the name of a model on the hub"),
+        ),
+        (
+            {"data.negatives_run": "/nowhere"},
+            whole("config.data.negatives_run is '/nowhere': there is no such file"),
+        ),
+        (
+            {"data.batch_size": 25},
+            whole("TMP has 24 rows to train on: too few for one step of config.data.batch_size=25"),
+        ),
+        (
+            {"model.max_length": 65},
+            whole("config.model.max_length=65: expected 8 to 64 tokens for TMP"),
+        ),
     ],
 )
 def test_bad_settings_leave_nothing(config, tmp_path, change, message):

@@ -1,6 +1,7 @@
 """Evaluation during fine-tuning: its figures, the best model, early stopping, resuming."""
 
 import json
+import logging
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -225,7 +226,14 @@ def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data):
     evaluate = make_search(model_folder, data, {})
     with pytest.raises(UserError, match=f"first that of query {next(iter(QRELS))}: training has"):
         evaluate(Collapsed(np.nan, 0.0))
-    with pytest.raises(UserError, match=r"60 of 60 vectors .* first that of passage d0"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "60 of 60 vectors are not finite, first that of passage d0: training has "
+            "diverged; try a lower config.optimizer.learning_rate, or "
+            "config.train.precision=float32"
+        ),
+    ):
         evaluate(Collapsed(0.0, np.inf))
 
 
@@ -286,7 +294,7 @@ def kill(*args, **kwargs):
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been(
-    model_folder, data, dev_run, tmp_path, monkeypatch
+    model_folder, data, dev_run, tmp_path, monkeypatch, caplog
 ):
     """With all that evaluating and hard batches add to what is restored."""
     config = make_config(
@@ -301,9 +309,11 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
             "seed": 2,
         },
     )
+    caplog.set_level(logging.INFO, trainer.__name__)
     result = finetune(config, tmp_path / "whole")
     found = evaluations(tmp_path / "whole", "eval_MRR@100")
     best, last = result["best_step"], result["steps"]
+    assert f"saving the best model: step {best}" in caplog.messages
     assert best == max(found, key=lambda step: found[step][0])
     assert 3 < best < last
     assert best % 6, "a checkpoint is due there anyway"
@@ -356,10 +366,20 @@ def test_a_checkpoint_needs_the_best_until_then(tmp_path):
         write_checksums(folder)
     assert trainer._prepare_resume(tmp_path / "checkpoints") == 4
     (tmp_path / "checkpoints" / "checkpoint-2" / "weights").write_text("y")
-    with pytest.raises(UserError, match=r"none of its checkpoints \(2, 4\) is intact"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "TMP: none of its checkpoints (2, 4) is intact; to start again, choose a new folder"
+        ),
+    ):
         trainer._prepare_resume(tmp_path / "checkpoints")
     shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-2")
-    with pytest.raises(UserError, match=r"none of its checkpoints \(4\) is intact"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "TMP: none of its checkpoints (4) is intact; to start again, choose a new folder"
+        ),
+    ):
         trainer._prepare_resume(tmp_path / "checkpoints")
 
 
@@ -370,7 +390,12 @@ def test_a_best_model_that_is_damaged_is_not_saved(model_folder, data, tmp_path,
 
     monkeypatch.setattr(trainer._MetricsCallback, "on_train_end", damage)
     config = make_config(model_folder, data, {"train.max_steps": 4})
-    with pytest.raises(UserError, match=r"checkpoint-\d is damaged \(model.safetensors is not"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "TMP/run/checkpoints/checkpoint-4 is damaged (model.safetensors is not what was saved)"
+        ),
+    ):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run" / "retriever").exists()
 
@@ -378,9 +403,18 @@ def test_a_best_model_that_is_damaged_is_not_saved(model_folder, data, tmp_path,
 @pytest.mark.parametrize(
     ("judgments", "message"),
     [
-        ("", "has no judgments of split 'other'"),
+        (
+            "",
+            lines.whole(
+                "TMP/data has no judgments of split 'other': it has qrels/held-out.tsv, "
+                "qrels/train.tsv"
+            ),
+        ),
         ("query-id\tcorpus-id\tscore\nq1\td99\t1\n", "names 1 passages that the data does not"),
-        ("query-id\tcorpus-id\tscore\nq1\td1\t0\n", "no judgment has a score above 0"),
+        (
+            "query-id\tcorpus-id\tscore\nq1\td1\t0\n",
+            lines.whole("no judgment has a score above 0: there is no positive to train on"),
+        ),
     ],
 )
 def test_a_split_that_does_not_fit_leaves_nothing(model_folder, data, tmp_path, judgments, message):

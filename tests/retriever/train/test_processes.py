@@ -81,7 +81,8 @@ def test_processes_that_cannot_share_a_step_are_refused(config, monkeypatch, tmp
         f"--config.data.folder={config.data.folder}",
     ]
     assert main(words) == 2
-    assert "batch_size is 8: expected a multiple of the 3 processes" in capsys.readouterr().err
+    said = "config.data.batch_size is 8: expected a multiple of the 3 processes that share it"
+    assert capsys.readouterr().err == f"cocondenser: {said}\n"
 
 
 def test_a_process_never_divides_a_batch_among_gpus(config, trains_on_two_gpus, tmp_path):

@@ -248,7 +248,10 @@ def test_a_folder_of_another_is_not_taken_for_what_is_stored(inputs, tmp_path):
     kept = tmp_path / "run" / "stored" / "map.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("mine")
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole("TMP/run already exists: choose a new folder, or remove it first"),
+    ):
         finetune(make_config(inputs), tmp_path / "run")
     assert kept.read_text() == "mine"
 
@@ -256,7 +259,12 @@ def test_a_folder_of_another_is_not_taken_for_what_is_stored(inputs, tmp_path):
 def test_a_mistake_in_the_data_leaves_nothing(inputs, tmp_path):
     negatives = inputs / "negatives.trec"
     negatives.write_text(negatives.read_text() + "q0 Q0 unknown 11 -99 x\n")
-    with pytest.raises(UserError, match=r"negatives.trec names 1 passages .*: unknown$"):
+    with pytest.raises(
+        UserError,
+        match=lines.whole(
+            "TMP/inputs/negatives.trec names 1 passages that the data does not have: unknown"
+        ),
+    ):
         finetune(make_config(inputs), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

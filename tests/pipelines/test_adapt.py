@@ -14,19 +14,23 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from transformers import AutoTokenizer
 
+from cocondenser_jax.backbones import BACKBONES
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs.adapt import fit
 from cocondenser_jax.convert import resolve
 from cocondenser_jax.convert.from_torch import load_folder
-from cocondenser_jax.corpus.sources import documents_sha256
+from cocondenser_jax.corpus.sources import ACCEPTED, documents_sha256
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import file_sha256, read_object
+from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.pipelines import pretraining, proposal
 from cocondenser_jax.pipelines.adapt import adapt
+from cocondenser_jax.pretrain import devices
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
@@ -38,6 +42,7 @@ from cocondenser_jax.retriever.search.fuse import fuse_runs
 from cocondenser_jax.retriever.search.models import load_retriever
 from cocondenser_jax.settings import check
 from tests.processes import start
+from tests.recording import assert_recorded, seen_on, written
 from tests.world import WORDS, batches_of, read_records, write_beir, write_qrels, write_records
 
 pytestmark = [  # the first test pays for the training
@@ -195,10 +200,19 @@ def test_with_judgments_all_rankings_are_compared_on_them(finished):
             for measure, value in found.items():
                 assert rows[row]["metrics"][measure] == pytest.approx(value, abs=2e-3), row
     page = (finished.workdir / "report.html").read_text()
-    assert f"<h1>{finished.model}, adapted to {finished.corpus}</h1>" in page
+    texts = {"printed without judgments": finished.without, "printed": finished.judged}
+    texts = {name: "\n".join(lines) for name, lines in texts.items()}
+    texts["report.html"] = seen_on(page, of_queries=False)
+    texts |= written(finished.workdir, "started.json", "test/started.json", inside=["test"])
+    folders = {"MODEL": finished.model, "CORPUS": finished.corpus, "DATA": finished.data}
+    assert_recorded("adapt", texts, {**folders, "WORKDIR": finished.workdir})
     # Training is part of what the adapted model took.
     training = read_object(finished.workdir / "seconds.json")["adapted"]
-    assert all(rows[name]["seconds"] > training for name in ("adapted", "adapted + BM25"))
+    seconds = read_object(test / "seconds.json")
+    own = sum(seconds[f"models/adapted/{name}"] for name in ("embeddings", "dense.trec"))
+    fusing = seconds["bm25.trec"] + seconds["models/adapted/fused.trec"]
+    assert rows["adapted"]["seconds"] == pytest.approx(training + own)
+    assert rows["adapted + BM25"]["seconds"] == pytest.approx(training + own + fusing)
     (verdict,) = [line for line in finished.judged if line.startswith("VERDICT: ")]
     kept = verdict.rpartition(" ")[2]
     assert (kept == "adapted") == verdict.startswith("VERDICT: helped | nDCG@10 | ")
@@ -232,6 +246,9 @@ def test_another_corpus_is_refused(finished, capsys):
     assert f"{finished.workdir} was started with corpus_sha256=" in capsys.readouterr().err
 
 
+INSTEAD = "sentence-transformers' own trainer, SentenceTransformerTrainer, trains such models"
+
+
 @pytest.fixture(scope="module")
 def mistakes(model_folder, tmp_path_factory):
     """A folder with models and data that cannot be taken."""
@@ -251,23 +268,74 @@ def mistakes(model_folder, tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
-        ({"model": "qwen3"}, "model_type is 'qwen3'; expected bert or roberta"),
-        ({"model": "max"}, "max: pools by max; expected cls or mean (sentence-transformers'"),
+        ({"corpus": "nowhere.txt"}, f"nowhere.txt does not exist: expected {ACCEPTED}"),
+        (
+            {"corpus": "."},
+            "new is in the folder of the documents, ., and would be read as one of them: choose"
+            " another place",
+        ),
+        (
+            {"model": "no/such/model"},
+            "no/such/model: no such folder, and not the name of a model on the hub",
+        ),
+        (
+            {"model": "qwen3"},
+            f"qwen3: model_type is 'qwen3'; expected {' or '.join(BACKBONES)} ({INSTEAD})",
+        ),
+        ({"model": "max"}, f"max: pools by max; expected cls or mean ({INSTEAD})"),
         ({"model": "empty"}, "empty has no config.json: expected the folder of a model"),
-        ({"data": "empty"}, "empty has no judgments of split 'test': expected qrels/test.tsv"),
-        ({"data": "nowhere"}, "nowhere does not exist: expected a folder of passages"),
-        ({"data": "log.txt"}, "log.txt has no judgments to test by: leave --data out, and compare"),
-        ({"data": "strange"}, "strange has none of the 2 passages that its judgments of test find"),
-        ({"metric": "MRR@10"}, "--metric goes with --data"),
-        ({"workdir": "max"}, "max already exists: choose a new folder"),
-        ({"model": "max", "workdir": "max/new"}, "max/new lies in the folder of the model, max"),
-        ({"dimensions": "33"}, "the sizes of vectors are 33; expected"),
-        ({"config.train.step": "3"}, "'config.train.step': did you mean config.train.steps or "),
-        ({"config.data.length": "65"}, "config.data.length 65 is longer than the 64 tokens that"),
+        (
+            {"data": "empty"},
+            "empty has no judgments of split 'test': expected qrels/test.tsv or qrels.test.tsv or"
+            " msmarco-doctest-qrels.tsv (plain, .gz, .xz or .zst)",
+        ),
+        (
+            {"data": "nowhere"},
+            "nowhere does not exist: expected a folder of passages, queries and judgments",
+        ),
+        (
+            {"data": "log.txt"},
+            "log.txt has no judgments to test by: leave --data out, and compare the two models with"
+            " `cocondenser compare`, which says what to judge",
+        ),
+        (
+            {"data": "strange"},
+            "strange has none of the 2 passages that its judgments of test find relevant: all"
+            " metrics would be 0",
+        ),
+        ({"metric": "MRR@10"}, "--metric goes with --data (see cocondenser adapt --help)"),
+        ({"workdir": "max"}, "max already exists: choose a new folder, or remove it first"),
+        (
+            {"model": "max", "workdir": "max/new"},
+            "max/new lies in the folder of the model, max: choose another place",
+        ),
+        (
+            {"dimensions": "33"},
+            "{model}: the sizes of vectors are 33; expected whole numbers from 1 to 32, the largest"
+            " first",
+        ),
+        (
+            {"config.train.step": "3"},
+            "no setting 'config.train.step': did you mean config.train.steps or config.train.dtype"
+            " or config.train.epochs?",
+        ),
+        (
+            {"config.data.length": "65"},
+            "config.data.length 65 is longer than the 64 tokens that the model reads of a text",
+        ),
         (
             {"config.train.chunk_size": "8", "config.data.batch_size": "16"},
-            "config.train.chunk_size 8 does not divide the 4 spans of a device",
+            "config.train.chunk_size 8 does not divide the 4 spans of a device (32 spans / 8"
+            " devices)",
+        ),
+        (
+            {"config.train.kept_chunks": "99"},
+            "config.train.kept_chunks is 99, but a device has 1 chunks",
+        ),
+        (
+            {"query_prompt": "abcde " * 9, "config.data.length": "16"},
+            f"config.data.length 16 is too short for the model's prompt {'abcde ' * 9!r}, of 27"
+            " tokens; expected 37 or more",
         ),
         ({"config.warm_start": "max"}, "config.warm_start cannot be given: `adapt` sets it"),
         ({"config.data.store": "max"}, "config.data.store cannot be given: `adapt` sets it"),
@@ -281,9 +349,28 @@ def test_bad_input_is_one_line_before_anything_is_made(
     given |= {"workdir": "new"} | changes
     assert main(["adapt", *(f"--{name}={value}" for name, value in given.items())]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("cocondenser: ")
-    assert said in error
+    assert error == f"cocondenser: {said.format(model=model_folder)}"
     assert not (mistakes / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"corpus": "nowhere.txt"},
+        {"model": "no/such/model"},
+        {"workdir": "max"},
+        {"model": "max", "workdir": "max/new"},
+        {"corpus": "."},
+    ],
+)
+def test_wrong_places_are_found_before_anything_is_read(
+    changes, model_folder, corpus, mistakes, monkeypatch
+):
+    monkeypatch.chdir(mistakes)
+    monkeypatch.setattr(adapting, "_check_judged", pytest.fail)
+    given = {"workdir": "new", "corpus": str(corpus), "model": str(model_folder)} | changes
+    with pytest.raises(UserError):
+        adapt(Path(given["workdir"]), given["corpus"], given["model"], Trial(Path("data")))
 
 
 def test_a_corpus_that_cannot_be_read_leaves_no_folder(model_folder, tmp_path, capsys):
@@ -410,13 +497,80 @@ def test_a_scale_that_is_given_is_trained_with_and_names_say_none(
     assert seen[2:] == [(100.0, "crops", 64)]
 
 
-def test_tokens_are_compared_behind_both_prompts(model_folder, monkeypatch):
-    compared = []
-    note = lambda folder, tokenizer, read, *given: compared.append(given)  # noqa: E731
-    monkeypatch.setattr(proposal, "require_same_tokens", note)
+def test_training_is_compared_with_search(model_folder, monkeypatch):
+    """Vocabulary and padding; tokens, without a prompt and behind both; and vectors."""
+    compared = {}
+    for owner, name in (
+        (ModelConfig, "require_tokenizer"),
+        (proposal, "require_same_tokens"),
+        (proposal, "require_same_vectors"),
+    ):
+        note = lambda *given, name=name, **named: compared.setdefault(name, (*given, named))  # noqa: E731
+        monkeypatch.setattr(owner, name, note)
     start = open_model(model_folder, Given(query_prompt="q: ", passage_prompt="p: "))
-    shape, _ = proposal.require_trainable(start)
-    assert compared == [(["", "p: ", "q: "], shape.longest_text)]
+    shape, tokenizer = proposal.require_trainable(start)
+    library = AutoTokenizer.from_pretrained(model_folder)
+    sizes = (len(library), library.pad_token_id)
+    assert compared["require_tokenizer"] == (shape, model_folder, *sizes, {})
+    folder, own, search, *rest = compared["require_same_tokens"]
+    assert (folder, own, rest) == (model_folder, tokenizer, [["", "p: ", "q: "], 64, {}])
+    assert shape.longest_text == 64
+    assert search("abc hgf") == library("abc hgf")["input_ids"]
+    folder, served, used, config, params, named = compared["require_same_vectors"]
+    assert (folder, config, named) == (model_folder, shape, {"program": "in JAX"})
+    assert isinstance(served, SentenceTransformer)
+    assert used.get_vocab() == library.get_vocab()
+    words_VxH = params["embeddings"]["word"]["embedding"]
+    expected = served[0].auto_model.embeddings.word_embeddings.weight.detach()
+    np.testing.assert_array_equal(words_VxH, expected)
+
+
+def test_a_model_that_reads_less_in_search_than_in_training_is_refused(model_folder, monkeypatch):
+    compared = []
+    monkeypatch.setattr(proposal, "require_same_tokens", lambda *given: compared.append(given))
+    towers = proposal.towers
+    for limit in (None, 64, 63):
+        limited = lambda model, limit=limit: {  # noqa: E731
+            task: Limited(tower, limit) for task, tower in towers(model).items()
+        }
+        monkeypatch.setattr(proposal, "towers", limited)
+        start = open_model(model_folder)
+        if limit != 63:
+            proposal.require_trainable(start)
+            continue
+        with pytest.raises(UserError) as refused:
+            proposal.require_trainable(start)
+        assert str(refused.value) == (
+            f"{model_folder} reads 63 tokens of a text, but would be trained on 64: expected the"
+            " same in all of its files"
+        )
+    assert len(compared) == 2
+
+
+class Limited(NamedTuple):
+    """A module that says another limit than it has."""
+
+    tower: Transformer
+    max_seq_length: int | None
+
+    @property
+    def tokenizer(self):
+        return self.tower.tokenizer
+
+
+def test_devices_are_tried_before_anything_is_made(model_folder, corpus, tmp_path, monkeypatch):
+    called = []
+
+    def refuse():
+        called.append("tried")
+        raise UserError("no device")
+
+    monkeypatch.setattr(devices, "prepare_libtpu", lambda: called.append("prepared"))
+    monkeypatch.setattr(devices, "require_devices", refuse)
+    with pytest.raises(UserError, match="no device"):
+        adapt(tmp_path / "run", str(corpus), str(model_folder))
+    assert called == ["prepared", "tried"]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_cpu_takes_what_was_measured():
@@ -443,10 +597,12 @@ def test_a_small_corpus_is_read_eight_times_at_most():
 def test_pairs_are_chosen_by_spans_of_the_whole_store(monkeypatch, pairs):
     """Those at its start may be of another kind: here, of one sentence or of several."""
     monkeypatch.setattr(proposal, "_SPANS_LOOKED_AT", 8)
-    starts_NxL = np.zeros((40, 5), np.int8)
+    starts_NxL = np.zeros((40, 7), np.int8)
     starts_NxL[:, 0] = STARTS_SENTENCE
-    of_several = slice(10, None) if pairs == "sentence" else slice(10)
+    # Of the eight looked at, four or three have several.
+    of_several = slice(20, None) if pairs == "sentence" else slice(25, None)
     starts_NxL[of_several, 3] = STARTS_SENTENCE
+    starts_NxL[:, 5:] = STARTS_SENTENCE  # a span of seven tokens has five of its own
     store = SimpleNamespace(
         n_spans=40, max_length=7, read_spans=lambda rows, n: (None, starts_NxL[rows, :n], None)
     )

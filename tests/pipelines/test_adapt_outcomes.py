@@ -17,6 +17,7 @@ from cocondenser_jax.pipelines import pretraining
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search.models import load_retriever, towers
+from tests.recording import all_said, assert_recorded, seen_on, written
 from tests.world import write_beir, write_qrels, write_records
 
 N = 300
@@ -61,22 +62,35 @@ def world(tmp_path_factory, make_model, words):
 class Result(NamedTuple):
     workdir: Path
     verdict: str  # the line that is printed
-    printed: list[str]  # all lines
+    said: str  # all that is printed and logged
+
+    def texts(self, *json_files, inside=()):
+        """What was said, shown and written, by what it is."""
+        page = (self.workdir / "report.html").read_text()
+        seen = seen_on(page, of_queries=False)
+        return {
+            "said": self.said,
+            "report": seen,
+            **written(self.workdir, *json_files, inside=inside),
+        }
 
 
 @pytest.fixture
-def adapt_to(world, tmp_path, monkeypatch, capsys):
+def adapt_to(world, tmp_path, monkeypatch):
     """Gives a function that adapts one model, as if training led to the other."""
 
     def run(published, trained, *flags):
-        copy = lambda config, run, out: shutil.copytree(trained, out)  # noqa: E731
+        def copy(config, run, out):
+            print(f"trains {config.warm_start} on {config.data.store} in {run}")
+            shutil.copytree(trained, out)
+
         monkeypatch.setattr(pretraining, "pretrain_model", copy)
         workdir = tmp_path / published.name
         words = [f"--corpus={world.data}", f"--model={published}", f"--workdir={workdir}"]
-        assert main(["adapt", *words, "--config.data.length=64", *flags]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        verdict = next(x for x in lines if x.startswith("VERDICT: "))
-        return Result(workdir, verdict, lines)
+        with all_said() as said:
+            assert main(["adapt", *words, "--config.data.length=64", *flags]) == 0
+        verdict = next(x for x in said.getvalue().splitlines() if x.startswith("VERDICT: "))
+        return Result(workdir, verdict, said.getvalue())
 
     return run
 
@@ -94,10 +108,15 @@ def assert_same_weights(folder, other):
         np.testing.assert_array_equal(value, expected[name], name)
 
 
+def places(result, world):
+    return {"WORKDIR": result.workdir, "DATA": world.data, "MODEL": world.data.parent}
+
+
 def test_a_better_model_replaces_the_published_one_once_it_is_judged(world, adapt_to):
-    result = adapt_to(world.blind, world.seeing)
-    assert result.verdict.startswith("VERDICT: unknown | ")
-    assert_same_weights(result.workdir / "retriever", world.blind)
+    without = adapt_to(world.blind, world.seeing)
+    assert without.verdict.startswith("VERDICT: unknown | ")
+    assert_same_weights(without.workdir / "retriever", world.blind)
+    shown = without.texts()["report"]
     result = adapt_to(world.blind, world.seeing, f"--data={world.data}")
     # Half of what BM25 finds is enough to be the best without the adapted model.
     outcome, (after, before), difference = read_verdict(result.verdict)
@@ -105,10 +124,15 @@ def test_a_better_model_replaces_the_published_one_once_it_is_judged(world, adap
     assert difference > 0.2
     assert result.verdict.endswith(" | retriever/ is adapted")
     assert_same_weights(result.workdir / "retriever", world.seeing)
+    texts = result.texts(
+        "started.json", "test/results.json", inside=["test", "test/models/adapted"]
+    )
     # Training is not repeated; without judgments nothing shows that it helped.
     again = adapt_to(world.blind, world.blind)
     assert again.verdict.endswith(" | retriever/ is published")
     assert_same_weights(again.workdir / "retriever", world.blind)
+    texts |= {"said without judgments": without.said, "and again": again.said, "shown": shown}
+    assert_recorded("adapt_helped", texts, places(result, world))
 
 
 def test_a_worse_model_harms_and_is_not_kept(world, adapt_to):
@@ -119,9 +143,10 @@ def test_a_worse_model_harms_and_is_not_kept(world, adapt_to):
     page = (result.workdir / "report.html").read_text()
     assert "<h2>adapted compared with published</h2>" in page
     assert_same_weights(result.workdir / "retriever", world.seeing)
-    (search,) = [line for line in result.printed if "cocondenser search" in line]
+    (search,) = [line for line in result.said.splitlines() if "cocondenser search" in line]
     assert f"{result.workdir}/test/models/published/embeddings" in search
     assert search.endswith(f"--model={result.workdir}/retriever")
+    assert_recorded("adapt_harmed", result.texts(), places(result, world))
 
 
 def test_the_same_model_makes_no_difference_and_is_not_kept(world, adapt_to):
@@ -130,6 +155,7 @@ def test_the_same_model_makes_no_difference_and_is_not_kept(world, adapt_to):
     assert (outcome, difference) == ("undecided", 0.0)
     assert after == before.replace("published", "adapted")
     assert result.verdict.endswith(" | retriever/ is published")
+    assert_recorded("adapt_undecided", result.texts(), places(result, world))
 
 
 @pytest.mark.effect("adapt --metric")

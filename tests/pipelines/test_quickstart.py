@@ -19,6 +19,7 @@ from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import LOCK
+from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines import quickstart as module
 from cocondenser_jax.pipelines.quickstart import quickstart
@@ -27,6 +28,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.rankings import Ranking
 from cocondenser_jax.retriever.data.trec import read_qrels
+from tests.recording import NONE, all_said, assert_recorded, seen_on, written
 
 NAMES = ("no-pretraining", "condenser", "cocondenser")
 pytestmark = pytest.mark.timeout(900)  # the first test pays for five trainings
@@ -41,6 +43,8 @@ class Finished(NamedTuple):
       results: as its file has them: later calls write it anew.
       page: its report.
       warm_starts: folder and parameters that each run was given to start from, in their order.
+      seconds: as its file has them.
+      texts: what it printed, showed and wrote, by what it is.
     """
 
     workdir: Path
@@ -48,6 +52,8 @@ class Finished(NamedTuple):
     results: list[dict[str, Any]]
     page: str
     warm_starts: list[tuple[Path, Any]]
+    seconds: dict[str, float]
+    texts: dict[str, str]
 
     def folder(self, model):
         """Returns where the `model`, retriever and index of a row are."""
@@ -111,11 +117,14 @@ def finished(small, tmp_path_factory):
         patch.setattr(warm_start, "load_warm_start", recorded)
         patch.setattr(module, "quickstart", kept)
         patch.chdir(workdir.parent)  # a relative path, as in the README
-        assert main(["quickstart", f"--workdir={workdir.name}"]) == 0
-    results = json.loads((workdir / "results.json").read_text())
+        with all_said() as said:
+            assert main(["quickstart", f"--workdir={workdir.name}"]) == 0
+    results, seconds = (read_json(workdir / f"{name}.json") for name in ("results", "seconds"))
     page = (workdir / "report.html").read_text()
     [(rows, _)] = outcomes
-    return Finished(workdir, rows, results, page, warm_starts)
+    texts = {"said": said.getvalue(), "report.html": seen_on(page)}
+    texts |= written(workdir, "started.json", inside=("compare", "data", "pretraining"))
+    return Finished(workdir, rows, results, page, warm_starts, seconds, texts)
 
 
 def test_each_step_says_where_the_whole_is(tmp_path, caplog):
@@ -139,6 +148,51 @@ def test_each_step_says_where_the_whole_is(tmp_path, caplog):
     ]
 
 
+def test_the_minutes_left_are_those_of_the_steps_to_come(tmp_path, caplog):
+    caplog.set_level("INFO")
+    before = [0, 20, 30, 110, 270, 315, 360, 405]  # seconds, as expected
+    minutes = [69, 65, 64, 50, 24, 16, 9, 1]  # of the others, ten times as slow
+    for step, seconds in zip(module.STEPS, before, strict=True):
+        spent = 10 * (seconds + 60) - 60
+        (tmp_path / "seconds.json").write_text(json.dumps({"a": spent - 1.0, "b": 1.0}))
+        module._announce(tmp_path, step)
+    said = [line.partition("; about ")[2] for line in caplog.messages]
+    assert said == [f"{n} minute{'s' if n > 1 else ''} left" for n in minutes]
+
+
+def test_each_training_has_the_seed_and_folders_of_the_quickstart(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SEED", 7)
+    config = module._config("condenser", Path("store"), "start")
+    assert (config.seed, config.data.store, config.warm_start) == (7, "store", "start")
+    assert config.train.objective == "condenser"
+    called = []
+    returned = {"open_store": "tokens", "resolve": "resolved", "new_model": ("shape", "params")}
+    for name in (*returned, "export_folder", "build_vocabulary"):
+        note = lambda *given, name=name: called.append((name, *given)) or returned.get(name)  # noqa: E731
+        monkeypatch.setattr(module, name, note)
+    module._export_new(Path("store"), Path("tokenizer"), Path("out"))
+    module._learn_vocabulary("text", Path("out"))
+    assert called == [
+        ("open_store", Path("store")),
+        ("resolve", module._config("condenser", Path("store")), "tokens"),
+        ("new_model", "resolved", "tokens"),
+        (
+            *("export_folder", "params", "shape", Path("tokenizer"), Path("out")),
+            {"step": 0, "config": {"seed": 7}},
+        ),
+        ("build_vocabulary", ["text"], Path("out"), module.VOCAB_SIZE),
+    ]
+
+    def tune(config, workdir):
+        called.append((config.model.folder, config.data.folder, config.seed, workdir))
+        (workdir / "retriever").mkdir(parents=True)
+
+    monkeypatch.setattr(module, "finetune", tune)
+    module._finetune(Path("model"), Path("data"), tmp_path / "retriever")
+    assert called[-1] == ("model", "data", 7, tmp_path / "finetuning")
+    assert (tmp_path / "retriever").is_dir()
+
+
 def assert_same(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
@@ -157,10 +211,26 @@ def test_the_folder_holds_what_was_promised(finished):
     assert [row.name for row in rows] == expected
     assert finished.results == json.loads(json.dumps([row.record() for row in rows]))
     assert rows[0].score > 0.2  # BM25 needs no training
-    assert all(row.seconds > 0.0 for row in rows)
-    assert f"<dd>{open_store(workdir / 'store').sha256}</dd>" in finished.page
+    last = ("retriever", "index", "test.trec")
+    took = {
+        "BM25": ["bm25.trec"],
+        "no pre-training": [f"compare/no-pretraining/{part}" for part in ("model", *last)],
+        "Condenser": [f"compare/condenser/{part}" for part in ("model", *last)],
+        "coCondenser": ["compare/condenser/model", "model", *last],
+    }
+    for row in rows:
+        seconds = [finished.seconds[name] for name in took[row.name]]
+        assert row.seconds == pytest.approx(sum(seconds))
+    store = open_store(workdir / "store")
+    assert store.max_length == pretraining.get_config().data.length
+    assert f"<dd>{store.sha256}</dd>" in finished.page
     assert finished.page.count('<th scope="row">') == len(rows)
     assert "30 held-out first paragraphs" in finished.page
+
+
+def test_all_that_is_said_and_written_is_as_recorded(finished):
+    folders = {"WORKDIR": finished.workdir}
+    assert_recorded("quickstart", finished.texts, folders)
 
 
 def test_every_curve_has_a_title_and_a_unit_in_words(finished):
@@ -260,6 +330,30 @@ def test_held_out_first_paragraphs_are_in_no_training_text(small, tmp_path):
     for query, judged in (test | dev | train).items():
         assert set(judged) == {query}
         assert queries[query] not in passages[query]
+
+
+def test_queries_are_first_paragraphs_of_one_docstring(tmp_path, monkeypatch):
+    """They have four words or more, and what follows has ten."""
+    rest = [f"passage {number} " + "word " * 8 for number in range(9)]
+    docstrings = {
+        "own": f"A first paragraph\n  of its own\n\n {rest[0]}",
+        "three": f"See also this\n\n{rest[1]}",
+        "four": f"See also this one\n\n{rest[2]}\n\nMore.",
+        "shared": f"The same first paragraph\n\n{rest[3]}",
+        "copied": f"The first of a copy\n\n{rest[4]}",
+        "sharing": f"The same first paragraph\n\n{rest[5]}",
+        "copy": f"The second of a copy\n\n{rest[4]}",
+        "short": "A first paragraph of its own\n\n" + "word " * 9,
+        "one": f"Another first paragraph, one\n\n{rest[6]}",
+        "two": f"Another first paragraph, two\n\n{rest[7]}",
+    }
+    monkeypatch.setattr(module, "read_docstrings", docstrings.items)
+    monkeypatch.setattr(module, "N_TEST_QUERIES", 1)
+    monkeypatch.setattr(module, "N_DEV_QUERIES", 2)
+    module.write_collection(tmp_path / "data")
+    files = sorted(path for path in (tmp_path / "data").rglob("*") if path.is_file())
+    texts = {file.relative_to(tmp_path).as_posix(): file.read_text() for file in files}
+    assert_recorded("quickstart_data", texts, masked=NONE)
 
 
 def test_called_again_it_trains_nothing(finished, monkeypatch):

@@ -1,5 +1,6 @@
 """`compare` as a user types it, against sentence-transformers, on a tiny collection."""
 
+import itertools
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Router
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import read_object, write_json
+from cocondenser_jax.model_folder import library
 from cocondenser_jax.retriever.compare import compare as comparing
 from cocondenser_jax.retriever.compare import comparison
 from cocondenser_jax.retriever.compare.compare import find_rival, name_models
@@ -21,7 +23,10 @@ from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, rea
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.data.significance import LEAST_P, compare
 from cocondenser_jax.retriever.data.trec import read_run
+from cocondenser_jax.retriever.search.bm25 import Bm25Settings
 from cocondenser_jax.retriever.search.fuse import fuse_runs
+from cocondenser_jax.retriever.search.terms import languages
+from tests.recording import all_said, assert_recorded, seen_on, written
 from tests.world import comparison_of, ranked, write_qrels, write_retriever
 
 pytestmark = pytest.mark.timeout(900)
@@ -52,7 +57,9 @@ def command(data, models):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, command):
     workdir = tmp_path_factory.mktemp("work") / "compared"
-    assert main([*command, f"--workdir={workdir}"]) == 0
+    with all_said() as said:
+        assert main([*command, f"--workdir={workdir}"]) == 0
+    workdir.with_suffix(".txt").write_text(said.getvalue())
     return workdir
 
 
@@ -96,6 +103,30 @@ def test_all_rankings_are_compared_with_the_best(finished, data, models):
             expected = compare(per_query[name], per_query[best])["nDCG@10"]["difference"]
             assert row["tests"]["nDCG@10"]["difference"] == pytest.approx(expected, abs=4e-3)
             assert row["seconds"] > 0
+
+
+def test_all_that_is_said_and_written_is_as_recorded(finished, data, models):
+    page = (finished / "report.html").read_text()
+    texts = {"said": finished.with_suffix(".txt").read_text()}
+    texts |= {"report.html": seen_on(page, of_queries=False)}
+    texts |= written(
+        finished,
+        *("started.json", "results.json", "models/second/started.json"),
+        inside=["models", "models/second"],
+    )
+    folders = {"WORKDIR": finished, "DATA": data, "MODELS": models[0].parent}
+    assert_recorded("compare", texts, folders)
+
+
+def test_the_seconds_of_a_row_are_those_of_all_that_it_needs(finished, models):
+    rows, seconds = rows_of(finished), read_object(finished / "seconds.json")
+    own = {"BM25": ["bm25.trec"]}
+    for name in (model.name for model in models):
+        own[name] = [f"models/{name}/embeddings", f"models/{name}/dense.trec"]
+        own[f"{name} + BM25"] = [*own[name], "bm25.trec", f"models/{name}/fused.trec"]
+    assert {name: row["seconds"] for name, row in rows.items()} == pytest.approx(
+        {name: sum(seconds[part] for part in parts) for name, parts in own.items()}
+    )
 
 
 def test_called_again_it_makes_nothing_and_another_model_is_added(
@@ -192,10 +223,14 @@ def test_the_printed_table_line_and_search(finished, command, models, capsys):
 def test_another_split_and_metric(command, data, models, tmp_path, capsys):
     queries, qrels = read_split(data, "test")
     few = dict([*qrels.items()][:4])
-    write_qrels(data / "qrels" / "few.tsv", few)
+    other = shutil.copytree(data, tmp_path / "data")
+    write_qrels(other / "qrels" / "few.tsv", few)
     flags = ["--split=few", "--metric=Recall@1"]
-    assert main([*command[:3], *flags, f"--workdir={tmp_path / 'new'}"]) == 0
+    words = [command[0], f"--data={other}", command[2], *flags]
+    assert main([*words, f"--workdir={tmp_path / 'new'}"]) == 0
     assert " | Recall@1 | " in capsys.readouterr().out
+    for run in (tmp_path / "new").rglob("*.trec"):
+        assert read_run(run).keys() == few.keys()
     rows = rows_of(tmp_path / "new")
     run = cosines(models[0], {q: queries[q] for q in few}, [*read_corpus(data)])
     expected = evaluate_run(few, run, ["Recall@1", *METRICS])["mean"]
@@ -203,17 +238,38 @@ def test_another_split_and_metric(command, data, models, tmp_path, capsys):
     assert [*rows["first"]["metrics"]] == ["Recall@1", *METRICS]
 
 
-def test_the_search_of_the_best_vectors_is_printed(data, models, tmp_path, monkeypatch):
+@pytest.mark.parametrize("p", [0.01, 0.04, 0.05])
+def test_what_is_decided_goes_into_the_line_and_the_report(data, models, tmp_path, monkeypatch, p):
     rows = [
-        ranked("BM25", "", False, {"m": 0.5}, {"m": comparison_of(0.01, -0.3, 0.5)}, 1.0),
-        ranked("first", "first", False, {"m": 0.8}, {}, 1.0),
+        ranked("BM25", "", False, {"m": 0.5}, {"m": comparison_of(p, -0.3, 0.5)}, 1.0),
+        ranked("first", "first", False, {"m": 0.8}, {}, 2.0, (7, 32)),
     ]
+    given = []
     monkeypatch.setattr(comparing, "compare_models", lambda *_: rows)
-    for name in ("changes_between", "write_report"):
-        monkeypatch.setattr(comparing, name, lambda *_: None)
-    flags = [f"--embeddings={tmp_path}/new/models/first/embeddings", f"--model={models[0]}"]
-    found = comparing.compare(tmp_path / "new", Trial(data), [str(models[0])])
+    monkeypatch.setattr(comparing, "changes_between", lambda trial, *names: names)
+    monkeypatch.setattr(comparing, "write_report", lambda *arguments: given.extend(arguments))
+    workdir = tmp_path / "new"
+    found = comparing.compare(workdir, Trial(data), [str(models[0])])
+    flags = [f"--embeddings={workdir}/models/first/embeddings", f"--model={models[0]}"]
     assert found.search == flags
+    line = f"m | first 0.8000, BM25 0.5000 | +0.3000 (+0.2000 to +0.4000) | p {p}"
+    sentence = (
+        "first has the highest m, 0.800; BM25 has 0.500: difference +0.300 (95 %: +0.200 to"
+        f" +0.400), p {p}"
+    )
+    power = "100 queries show differences of 0.14 and more"
+    if p < 0.05:
+        assert found.summary == f"BEST: first | {line}"
+    else:
+        assert found.summary == f"BEST: undecided | {line} | {power}"
+        sentence += f"; {power}"
+    assert found.table == [
+        ["", "m", "95 %", "p", "vectors", "seconds"],
+        ["BM25", "0.500 (-0.300)", "-0.400 to -0.200", str(p), "", "1"],
+        ["first", "0.800", "", "", "7 x 32", "2"],
+    ]
+    page, title = workdir / "report.html", f"first on {data}"
+    assert given == [page, title, sentence, {}, found.table, (rows[0], rows[1])]
 
 
 @pytest.mark.effect("compare --language", "compare --ignore_identical_ids")
@@ -222,14 +278,26 @@ def test_bm25_has_its_language_and_queries_do_not_find_themselves(
 ):
     seen = []
 
-    def stop(*_, settings, ignore_identical_ids, **__):
-        seen.append((settings.language, ignore_identical_ids))
+    def stop(searched, out, **given):
+        seen.append((searched, out.name, given))
         raise UserError("seen")
 
     monkeypatch.setattr(comparison, "write_bm25_run", stop)
     for number, flags in enumerate(([], ["--language=german"], ["--ignore_identical_ids"])):
         assert main([*command, f"--workdir={tmp_path / str(number)}", *flags]) == 2
-    assert seen == [("english", False), ("german", False), ("english", True)]
+    assert seen == [
+        (
+            (data, "test", None),
+            "bm25.trec",
+            {
+                "settings": Bm25Settings(language=language),
+                "ignore_identical_ids": ignores,
+                "depth": 100,
+                "warns": False,
+            },
+        )
+        for language, ignores in (("english", False), ("german", False), ("english", True))
+    ]
 
 
 def test_own_passages_are_left_out_of_every_ranking(command, data, tmp_path):
@@ -253,24 +321,73 @@ def test_own_passages_are_left_out_of_every_ranking(command, data, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--model=nowhere/model"], "nowhere/model: no such folder"),
+        (
+            ["--model=no/such/model"],
+            "no/such/model: no such folder, and not the name of a model on the hub",
+        ),
         (["--model=/dev"], "/dev has no config.json: expected the folder of a model"),
-        (["--metric=best"], "unknown metric 'best'"),
-        (["--split=dev"], "has no judgments of split 'dev'"),
-        (["--language=klingon"], "language 'klingon'"),
+        (
+            ["--metric=best"],
+            "unknown metric 'best': expected, for instance, MRR@10, Recall@100, nDCG@10",
+        ),
+        (
+            ["--split=dev"],
+            "{data} has no judgments of split 'dev': it has qrels/test.tsv, qrels/train.tsv",
+        ),
+        (["--language=klingon"], "language 'klingon': expected one of {languages}"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_made(command, tmp_path, capsys, flags, said):
+def test_bad_input_is_one_line_before_anything_is_made(
+    command, data, tmp_path, capsys, flags, said
+):
     assert main([*command, f"--workdir={tmp_path / 'new'}", *flags]) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1]
+    said = said.format(data=data, languages=", ".join(languages()))
+    assert error == f"cocondenser: {said}"
     assert not (tmp_path / "new").exists()
 
 
 def test_a_workdir_in_a_model_is_refused_before_anything_is_made(command, models, capsys):
     workdir = models[1] / "compared"
     assert main([*command, f"--workdir={workdir}"]) == 2
-    assert f"{workdir} lies in the folder of the model" in capsys.readouterr().err.splitlines()[-1]
+    said = f"{workdir} lies in the folder of the model, {models[1]}: choose another place"
+    assert capsys.readouterr().err.splitlines()[-1] == f"cocondenser: {said}"
     assert not workdir.exists()
+
+
+def test_a_workdir_among_the_passages_is_refused(data, models, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "p0.txt").write_text("a text")
+    said = f"{texts}/new is in the folder of the documents, {texts}, and would be read as one of"
+    with pytest.raises(UserError, match=f"^{said} them: choose another place$"):
+        comparing.compare(texts / "new", Trial(data, corpus=texts), [str(models[0])])
+
+
+@pytest.mark.parametrize("wrong", [["no/such/model"], ["model", "model"], []])
+def test_wrong_models_are_found_before_anything_is_read(data, tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(comparing, "check_trial", pytest.fail)
+    with pytest.raises(UserError):
+        comparing.compare(tmp_path / "new", Trial(data), wrong)
+
+
+def test_each_network_is_tried_before_anything_is_made(data, models, tmp_path, monkeypatch):
+    """Both of a model of two towers, and of each model."""
+    tried = []
+    monkeypatch.setattr(library, "require_loadable", lambda network: tried.append(network.path))
+
+    def stop(workdir):
+        raise UserError(f"before {workdir.name} is made")
+
+    monkeypatch.setattr(comparing, "lock_folder", stop)
+    towers = tmp_path / "two"
+    queries, passages = (SentenceTransformer(str(models[0])) for _ in range(2))
+    router = Router.for_query_document([*queries], [*passages])
+    SentenceTransformer(modules=[router]).save_pretrained(str(towers))
+    with pytest.raises(UserError, match="before new is made"):
+        comparing.compare(tmp_path / "new", Trial(data), [str(towers), str(models[1])])
+    of_two = [towers / f"{task}_0_Transformer" for task in ("document", "query")]
+    assert [path for path, _ in itertools.groupby(tried)][-3:] == [*of_two, models[1]]
 
 
 def test_a_model_of_two_towers_is_compared(data, models, tmp_path):
@@ -293,10 +410,24 @@ def test_models_are_named_by_the_ends_of_their_paths(tmp_path, monkeypatch):
     both = ["runs/a/retriever", "runs/b/retriever"]
     assert [*name_models(both)] == ["a/retriever", "b/retriever"]
     assert [*name_models(["runs/b/BM25"])] == ["b/BM25"]  # BM25 is a row of its own
-    with pytest.raises(UserError, match="a model is given twice: runs/a/retriever"):
-        name_models([both[0], both[1], both[0]])
-    with pytest.raises(UserError, match="a model is given twice"):
-        name_models([both[0], str(tmp_path / both[0])])
+    # Of a model and a fused ranking, too.
+    hub = ["one/m", "two/m + BM25"]
+    assert name_models(hub) == dict(zip(hub, hub, strict=True))
+    assert name_models(["one/BM25"]) == {"one/BM25": "one/BM25"}
+    assert name_models(["."]) == {tmp_path.name: "."}
+    assert name_models(["/m", "a/m"]) == {"m": "/m", "a/m": "a/m"}
+    absolute = str(tmp_path / both[0])
+    for given, said in (
+        ([], "expected a model to compare with BM25"),
+        (
+            [*both, both[0]],
+            "a model is given twice: runs/a/retriever, runs/a/retriever",
+        ),
+        ([both[0], absolute], f"a model is given twice: {both[0]}, {absolute}"),
+    ):
+        with pytest.raises(UserError) as refused:
+            name_models(given)
+        assert str(refused.value) == said
 
 
 def test_the_rival_of_the_best_is_by_other_vectors():

@@ -21,6 +21,7 @@ from cocondenser_jax.retriever.compare.comparison import (
 from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
 from cocondenser_jax.retriever.compare.trial import Trial, check_trial, with_first
 from cocondenser_jax.retriever.data.trec import read_run, write_run
+from cocondenser_jax.retriever.search.terms import languages
 from tests.world import write_beir, write_qrels, write_records
 
 N = 8
@@ -196,17 +197,75 @@ def test_the_metric_that_decides_comes_first():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"split": "dev"}, "has no judgments of split 'dev'"),
-        ({"metrics": ("MRR@ten",)}, "unknown metric 'MRR@ten'"),
-        ({"language": "klingon"}, "language 'klingon'"),
-        ({"split": "one"}, "has one judged query of one: a comparison needs two"),
-        ({"split": "own", "ignore_identical_ids": True}, "have a relevant passage with their own"),
+        ({"split": "dev"}, "{data} has no judgments of split 'dev': it has qrels/test.tsv"),
+        (
+            {"metrics": ("MRR@ten",)},
+            "unknown metric 'MRR@ten': expected, for instance, MRR@10, Recall@100, nDCG@10",
+        ),
+        ({"language": "klingon"}, "language 'klingon': expected one of {languages}"),
+        ({"split": "one"}, "{data} has one judged query of one: a comparison needs two"),
+        (
+            {"split": "own", "ignore_identical_ids": True},
+            "ignore_identical_ids: 1 queries have a relevant passage with their own id (q0), so"
+            " their ids say nothing about each other",
+        ),
+        (
+            {"split": "none"},
+            "{data} has no judgment of none with a score above 0: all metrics would be 0",
+        ),
+        (
+            {"split": "other"},
+            "{data} has none of the 3 passages that its judgments of other find relevant: all"
+            " metrics would be 0",
+        ),
     ],
 )
 def test_what_a_comparison_would_fail_at_is_one_line_before_any_work(folder, changes, said):
-    write_qrels(folder / "data" / "qrels" / "one.tsv", {"q0": {"p0": 1}})
-    write_qrels(folder / "data" / "qrels" / "own.tsv", {"q0": {"q0": 1}, "q1": {"p1": 1}})
-    trial = Trial(folder / "data")
+    data = folder / "data"
+    for split, judged in {
+        "one": {"q0": {"p0": 1}},
+        "own": {"q0": {"q0": 1}, "q1": {"p1": 1}},
+        "none": {"q0": {"p0": 0}, "q1": {"p1": 0}},
+        "other": {"q0": {"x0": 1, "x1": 2, "p0": 0}, "q1": {"x1": 1, "x2": 1}},
+    }.items():
+        if split == changes.get("split"):
+            write_qrels(data / "qrels" / f"{split}.tsv", judged)
+    trial = Trial(data)
     check_trial(trial)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as refused:
         check_trial(trial._replace(**changes))
+    assert str(refused.value) == said.format(data=data, languages=", ".join(languages()))
+
+
+def test_relevant_passages_that_are_missing_are_counted(folder, caplog):
+    judged = {"q0": {"p0": 1, "x0": 1, "x1": 0}, "q1": {"p1": 1, "x2": 2}}
+    write_qrels(folder / "data" / "qrels" / "some.tsv", judged)
+    check_trial(Trial(folder / "data", split="some"))
+    said = "2 of the 4 relevant passages in the judgments of some are not in the corpus"
+    assert caplog.messages == [said]
+
+
+@pytest.mark.parametrize(
+    ("n_judged", "warned"),
+    [
+        ({"one": 50, "other": 48}, {"other": 96}),
+        ({"one": 49, "other": 49}, {}),  # 98 % count as all
+        ({"one": 48, "other": 48}, {}),  # none is judged better than the other
+        ({"one": 48, "other": 50, "third": 49, "fourth": 0}, {"one": 96, "fourth": 0}),
+        ({"one": 50, "nothing": None}, {}),
+    ],
+)
+def test_a_ranking_that_was_judged_less_than_another_is_named(caplog, n_judged, warned):
+    qrels = {f"q{query}": {f"p{i}": i % 2 for i in range(10)} for query in range(5)}
+    rankings = []
+    for name, n in n_judged.items():
+        cells = [f"p{i % 10}" if n is not None and i < n else f"x{i}" for i in range(50)]
+        first = {q: [] if n is None else cells[10 * i :][:10] for i, q in enumerate(qrels)}
+        rankings.append(Ranking(name, Path(name), first=first))
+    comparison._warn_of_unjudged(rankings, qrels)
+    full = next((name for name, n in n_judged.items() if n is None or n >= 49), "")
+    assert caplog.messages == [
+        f"{share} % of the first ten passages of {name} are judged, and all of {full}: those that"
+        " are not count as not relevant, so judge them too before you compare the two"
+        for name, share in warned.items()
+    ]

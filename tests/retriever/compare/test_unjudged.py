@@ -10,6 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from cocondenser_jax.cli import main
+from cocondenser_jax.corpus.sources import ACCEPTED
 from cocondenser_jax.retriever.compare import comparison, trial
 from cocondenser_jax.retriever.data.folder import (
     passage_text,
@@ -20,6 +21,8 @@ from cocondenser_jax.retriever.data.folder import (
 from cocondenser_jax.retriever.data.trec import first_passages, read_run
 from cocondenser_jax.retriever.search.bm25 import bm25_run
 from cocondenser_jax.retriever.search.fuse import fuse_runs
+from cocondenser_jax.retriever.search.terms import languages
+from tests.recording import all_said, assert_recorded, seen_on, written
 from tests.world import write_beir, write_retriever
 
 pytestmark = pytest.mark.timeout(900)
@@ -56,7 +59,9 @@ def command(data, models):
 @pytest.fixture(scope="module")
 def finished(data, command):
     workdir = data / "finished"
-    assert main([*command, f"--workdir={workdir}"]) == 0
+    with all_said() as said:
+        assert main([*command, f"--workdir={workdir}"]) == 0
+    (data / "said.txt").write_text(said.getvalue())
     return workdir
 
 
@@ -123,6 +128,13 @@ def test_without_judgments_no_ranking_is_called_better(finished, command, data, 
     assert "cocondenser search" not in out
 
 
+def test_all_that_is_said_and_written_is_as_recorded(finished, data):
+    page = seen_on((finished / "report.html").read_text(), of_queries=False)
+    texts = {"said": (data / "said.txt").read_text(), "report.html": page}
+    texts |= written(finished, "started.json", "results.json", inside=["models", "to_judge"])
+    assert_recorded("compare_unjudged", texts, {"WORKDIR": finished, "DATA": data})
+
+
 def test_the_queries_that_differ_most_are_to_be_judged(finished, data, models):
     expected = expected_rankings(data, models[:2])
 
@@ -151,6 +163,7 @@ def test_the_queries_that_differ_most_are_to_be_judged(finished, data, models):
 def test_what_was_judged_is_compared_without_encoding_again(
     finished, command, data, models, tmp_path, monkeypatch, capsys, caplog
 ):
+    caplog.set_level("INFO")
     workdir = shutil.copytree(finished, tmp_path / "work")
     folder = workdir / "to_judge"
     judge(folder)
@@ -173,12 +186,19 @@ def test_what_was_judged_is_compared_without_encoding_again(
     assert main(more) == 0
     (said,) = {m for m in caplog.messages if "passages of third are judged, and all of" in m}
     share = int(said.split(" %")[0])
+    assert said == (
+        f"{share} % of the first ten passages of third are judged, and all of BM25: those that are"
+        " not count as not relevant, so judge them too before you compare the two"
+    )
     run = read_run(workdir / "models" / "third" / "dense.trec")
     is_judged = [p in qrels[q] for q in qrels for p in first_passages(run[q], 10)]
     assert share == round(100 * fmean(is_judged))
     # And back: the form is kept, the rankings are those of the log.
     assert main([*command, f"--workdir={workdir}"]) == 0
-    assert "to_judge is kept, because some of its lines have scores" in caplog.text
+    said = "is kept, because some of its lines have scores; move it away to get a new form"
+    assert f"{folder} {said}" in caplog.messages
+    said = "other judgments or queries: ranking again, by the same vectors"
+    assert caplog.messages.count(f"{workdir}: {said}") == 2
     assert "BEST: unknown" in capsys.readouterr().out
     assert len(read_run(workdir / "bm25.trec")) == N_LOGGED
 
@@ -220,7 +240,8 @@ def test_passages_that_change_between_two_rankings_are_an_error(
     monkeypatch.setattr(comparison, "encode_corpus", change)
     words = [*command[:2], f"--corpus={folder}", *command[3:], f"--workdir={tmp_path / 'new'}"]
     assert main(words) == 2
-    assert f"{folder} has changed while it was compared: remove" in capsys.readouterr().err
+    said = f"{folder} has changed while it was compared: remove {tmp_path}/new, and compare again"
+    assert capsys.readouterr().err.splitlines()[-1] == f"cocondenser: {said}"
     assert not [*(tmp_path / "new").rglob("dense.trec")]
 
 
@@ -252,23 +273,30 @@ def test_of_a_long_log_some_queries_are_ranked(
     ("flags", "said"),
     [
         (["--metric=MRR@10"], "log.txt has no judgments, so MRR@10 decides nothing: leave it out"),
-        (["--split=dev"], "log.txt is not a folder: expected a folder of passages, queries and"),
-        (["--corpus=nowhere"], "nowhere does not exist: expected"),
+        (
+            ["--split=dev"],
+            "log.txt is not a folder: expected a folder of passages, queries and judgments",
+        ),
+        (["--corpus=nowhere"], f"nowhere does not exist: expected {ACCEPTED}"),
+        (["--language=klingon"], "language 'klingon': expected one of {languages}"),
     ],
 )
-def test_what_needs_judgments_is_refused_before_any_work(command, tmp_path, capsys, flags, said):
+def test_what_needs_judgments_is_refused_before_any_work(
+    command, data, tmp_path, capsys, flags, said
+):
     name, _, _ = flags[0].partition("=")
     others = [word for word in command if not word.startswith(name)]
     assert main([*others, *flags, f"--workdir={tmp_path / 'new'}"]) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1].replace(f"{data}/", "")
+    assert error == f"cocondenser: {said.format(languages=', '.join(languages()))}"
     assert not (tmp_path / "new").exists()
 
 
 def test_a_log_alone_is_no_corpus(command, data, tmp_path, capsys):
     words = [command[0], *command[3:], f"--workdir={tmp_path / 'new'}"]
     assert main([*words, f"--data={data / 'log.txt'}"]) == 2
-    said = "log.txt is a file of queries: name the passages by --corpus"
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    said = f"{data}/log.txt is a file of queries: name the passages by --corpus"
+    assert capsys.readouterr().err.splitlines()[-1] == f"cocondenser: {said}"
     assert not (tmp_path / "new").exists()
 
 

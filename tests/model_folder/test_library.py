@@ -9,7 +9,12 @@ import torch
 import transformers
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.model_folder.library import require_lengths, require_loadable
+from cocondenser_jax.model_folder.library import (
+    loading,
+    read_modules,
+    require_lengths,
+    require_loadable,
+)
 from cocondenser_jax.model_folder.model import open_network
 from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
 from cocondenser_jax.retriever.search.models import load_retriever
@@ -140,3 +145,23 @@ def test_a_length_fits_up_to_the_positions_of_the_network(model_folder, make_mod
         assert refusal(require_lengths, [open_network(roberta)], lengths, least) == said
     require_lengths([open_network(roberta)], {"--max_length": 3})
     require_lengths([open_network(roberta)], {"--max_length": 8}, least=8)
+
+
+def state_of_the_library():
+    load = transformers.PreTrainedModel.__dict__["from_pretrained"]
+    return load, transformers.utils.logging.get_verbosity()
+
+
+def test_the_library_is_as_before_whether_a_model_loads_or_not(model_folder, tmp_path):
+    before = state_of_the_library()
+
+    def fail():
+        with loading(tmp_path, "bi-encoder"):
+            assert transformers.utils.logging.get_verbosity() == transformers.logging.ERROR
+            raise ValueError("of two\nlines")
+
+    assert refusal(fail) == f"{tmp_path} cannot be loaded as a bi-encoder: of two lines"
+    assert state_of_the_library() == before
+    representation, lowers_case = read_modules(model_folder)
+    assert (representation.pooling, lowers_case) == ("mean", False)
+    assert state_of_the_library() == before

@@ -124,14 +124,23 @@ def read_corpus(source: str | Path) -> Iterator[Passage]:
 
 
 def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
-    """Reads the queries (id → text) of a data folder, of one of its splits, or of a file."""
+    """Reads the queries (id → text) of a data folder, of one of its splits, or of a file.
+
+    Raises:
+      UserError: also if two files of the folder have other queries with the same id.
+    """
     if split is not None:
         return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_queries(source)
     queries: dict[str, str] = {}
     for path in _find(source, "queries"):  # some of MS MARCO's files repeat others' queries
-        queries |= layouts.read_queries(path)
+        for name, text in layouts.read_queries(path).items():
+            if queries.setdefault(name, text) != text:
+                raise UserError(
+                    f"{path}: the id {name} has another query in another file of {source}: name one"
+                    " of the files, or a split"
+                )
     return queries
 
 

@@ -20,7 +20,7 @@ from cocondenser_jax.retriever.data.folder import (
     with_positives,
 )
 from tests.lines import whole
-from tests.world import write_records
+from tests.world import write_qrels, write_records
 
 LINE = '{"_id": "d1", "title": "T", "text": "x y"}\n'
 
@@ -127,6 +127,26 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
         ),
     ):
         read_split(tmp_path, "dev")
+
+
+def test_files_of_queries_may_repeat_each_other_but_not_contradict(tmp_path):
+    """As the files of MS MARCO's splits do, whereas a user may number each split from 1."""
+    dev, train = tmp_path / "queries.dev.tsv", tmp_path / "queries.train.tsv"
+    dev.write_text("1\tcats and dogs\n2\tmaps\n")
+    train.write_text("2\tmaps\n3\tstars\n")
+    assert read_queries(tmp_path) == {"1": "cats and dogs", "2": "maps", "3": "stars"}
+    train.write_text("2\tmaps\n1\tquantum physics\n")
+    with pytest.raises(
+        UserError,
+        match=whole(
+            "TMP/queries.train.tsv: the id 1 has another query in another file of TMP: name one of"
+            " the files, or a split"
+        ),
+    ):
+        read_queries(tmp_path)
+    assert read_queries(train) == {"2": "maps", "1": "quantum physics"}
+    write_qrels(tmp_path / "qrels.dev.tsv", {"1": {"d": 1}})
+    assert read_queries(tmp_path, "dev") == {"1": "cats and dogs"}
 
 
 def test_queries_without_a_positive_are_counted(caplog):

@@ -103,24 +103,30 @@ class Survey(NamedTuple):
 
 
 def survey_passages(source: str | Path, wanted: Collection[str] = ()) -> Survey:
-    """Reads the passages of a source (see `read_corpus`) once, and counts the ids in `wanted`."""
+    """Reads the passages of a source once, and counts those that judgments want.
+
+    Args:
+      source: see `read_corpus`.
+      wanted: their ids; without any, passages need no ids.
+    """
     digest = hashlib.sha256()
     n_passages = n_wanted = 0
-    for passage in hashed(read_corpus(source), digest):
+    for passage in hashed(read_corpus(source, judged=bool(wanted)), digest):
         n_passages += 1
         n_wanted += passage.id in wanted
     return Survey(n_passages, digest.hexdigest(), n_wanted)
 
 
-def read_corpus(source: str | Path) -> Iterator[Passage]:
+def read_corpus(source: str | Path, *, judged: bool = False) -> Iterator[Passage]:
     """Yields the passages of a data folder, or of any source (see `layouts.read_passages`).
 
-    In a data folder with judgments, passages must have ids, since judgments refer to them.
+    Where they are judged, passages must have ids, since judgments refer to them: with judgments
+    beside them, or with `judged`, if those are elsewhere.
     """
     found = corpus_source(source)
     path = find_place(found).path
-    is_judged = path.is_file() and bool(_matches(path.parent, "judgments"))
-    return layouts.read_passages(found, numbered=not is_judged)
+    judged = judged or (path.is_file() and bool(_matches(path.parent, "judgments")))
+    return layouts.read_passages(found, numbered=not judged)
 
 
 def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
@@ -266,13 +272,14 @@ def read_texts(corpus: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def read_named(
-    corpus: str | Path, *named: tuple[Path, Mapping[str, Iterable[str]]]
+    corpus: str | Path, *named: tuple[Path, Mapping[str, Iterable[str]]], judged: bool = False
 ) -> dict[str, Passage]:
     """Reads the passages that runs or judgments name, by id; keeps no others in memory.
 
     Args:
       corpus: see `read_corpus`.
       named: a file, for messages, and its passages by query.
+      judged: see `read_corpus`.
 
     Raises:
       UserError: also if the corpus lacks one of them.
@@ -280,7 +287,8 @@ def read_named(
     names: set[str] = set()
     for _, ids in named:
         names.update(*ids.values())
-    passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in names}
+    found = read_corpus(corpus, judged=judged)
+    passages = {passage.id: passage for passage in found if passage.id in names}
     for source, ids in named:
         require_known(chain.from_iterable(ids.values()), passages, "passages", source)
     return passages

@@ -119,7 +119,7 @@ def write_bm25_run(
     source = corpus_source(corpus)
     require_memory(source, settings.language)
     start = time.perf_counter()
-    bm25, ids = _build_index(read_corpus(source), settings)
+    bm25, ids = _build_index(read_corpus(source, judged=split is not None), settings)
     results = require_any(
         _rank_by_ids(bm25, ids, queries, depth + 1 if ignore_identical_ids else depth),
         f"{data_folder}: BM25 finds nothing for any of the {len(queries)} queries, such as"

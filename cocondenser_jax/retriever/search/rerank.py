@@ -146,7 +146,7 @@ def _read_pairs(
     sources = [(candidates.run, named.first)]
     if candidates.with_positives and candidates.split is not None:
         sources.append((judgments_file(candidates.data, candidates.split), named.relevant))
-    named_passages = read_named(corpus, *sources)
+    named_passages = read_named(corpus, *sources, judged=candidates.split is not None)
     texts = {name: passage_text(passage) for name, passage in named_passages.items()}
     passages = {
         query: list(dict.fromkeys([*named.first.get(query, []), *named.relevant.get(query, [])]))

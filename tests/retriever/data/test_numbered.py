@@ -6,7 +6,12 @@ import pytest
 
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retriever.data.folder import read_corpus, read_split
+from cocondenser_jax.retriever.data.folder import (
+    read_corpus,
+    read_named,
+    read_split,
+    survey_passages,
+)
 from cocondenser_jax.retriever.data.layouts import Passage
 from tests.lines import whole
 from tests.world import COMPRESSIONS, write_qrels, write_records
@@ -121,6 +126,28 @@ def test_judged_passages_must_have_ids(tmp_path):
             match=whole("TMP/corpus.jsonl:1 has no `_id`: judgments name passages by their ids"),
         ):
             list(read_corpus(source))
+
+
+def test_judgments_elsewhere_need_the_ids_of_passages_too(tmp_path):
+    path = write_records(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
+    named = (tmp_path / "run.trec", {"q": ["2"]})
+    two = Passage("2", "", "two")
+    assert read_named(path, named) == {"2": two}
+    assert survey_passages(path).n_passages == 2
+    for read in (
+        lambda: list(read_corpus(path, judged=True)),
+        lambda: read_named(path, named, judged=True),
+        lambda: survey_passages(path, {"2"}),
+    ):
+        with pytest.raises(
+            UserError,
+            match=whole("TMP/a.jsonl:1 has no `_id`: judgments name passages by their ids"),
+        ):
+            read()
+    write_records(path, [{"_id": "2", "text": "two"}])
+    assert list(read_corpus(path, judged=True)) == [two]
+    assert read_named(path, named, judged=True) == {"2": two}
+    assert survey_passages(path, {"2"}).n_wanted == 1
 
 
 def test_queries_and_judgments_are_no_passages(tmp_path):

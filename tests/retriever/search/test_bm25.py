@@ -103,6 +103,22 @@ def test_copies_of_relevant_passages_are_counted(tmp_path, caplog, capsys):
     assert [line for line in caplog.messages if "relevant" in line] == [missing, copies]
 
 
+def test_a_split_ranks_no_numbered_passages(tmp_path, capsys):
+    """Judgments of ids would be applied to the numbers of lines."""
+    write_records(tmp_path / "queries.jsonl", [{"_id": "q", "text": "apr"}])
+    write_qrels(tmp_path / "qrels" / "test.tsv", {"q": {"1": 1}})
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "c.txt").write_text("apr\nbik\n")
+    corpus, run = tmp_path / "texts" / "c.txt", tmp_path / "run.trec"
+    words = ["bm25", f"--data={tmp_path}", f"--corpus={corpus}", f"--run_out={run}"]
+    assert main([*words, "--split=test"]) == 2
+    said = f"{corpus}:1 has no `_id`: judgments name passages by their ids"
+    assert said in capsys.readouterr().err
+    assert not run.exists()
+    assert main(words) == 0
+    assert run.read_text().startswith("q Q0 1 1 ")
+
+
 @pytest.mark.parametrize(
     "change", [{"k1": math.nan}, {"k1": math.inf}, {"k1": -0.1}, {"b": math.nan}, {"b": 1.1}]
 )

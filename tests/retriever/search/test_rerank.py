@@ -231,6 +231,17 @@ def test_a_positive_that_the_corpus_lacks_is_named_with_its_judgments(
         rerank.rerank(cross_encoder_folder, candidates, tmp_path / "out.trec")
 
 
+def test_the_passages_of_a_split_have_ids(tmp_path):
+    """Judgments of ids would be applied to the numbers of lines."""
+    (tmp_path / "c.txt").write_text("apr\nbik\n")
+    named = rerank._Named({"q": "apr"}, {"q": ["2"]}, {})
+    candidates = Candidates(tmp_path, tmp_path / "run.trec")
+    pairs = {"q": ["2"]}, [("apr", "bik")]
+    assert rerank._read_pairs(tmp_path / "c.txt", candidates, named) == pairs
+    with pytest.raises(UserError, match=r"c.txt:1 has no `_id`: judgments name passages by"):
+        rerank._read_pairs(tmp_path / "c.txt", candidates._replace(split="test"), named)
+
+
 def test_models_that_cannot_score_are_refused(
     cross_encoder_folder, model_folder, beir, run_file, tmp_path
 ):

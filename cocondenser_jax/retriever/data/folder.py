@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cocondenser_jax.corpus.folders import find_place
 from cocondenser_jax.corpus.sources import hashed, require_source
-from cocondenser_jax.errors import UserError, first_three
+from cocondenser_jax.errors import UserError, first_three, log_once
 from cocondenser_jax.files.tables import (
     DATA_FILES,
     matches_data_file,
@@ -174,6 +174,8 @@ def _require_other_judgments(source: Path) -> None:
 def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
     """Reads queries, see `read_queries`, and the judgments of a split.
 
+    Queries without text are kept, since judgments may name them, and counted in a warning.
+
     Raises:
       UserError: also if `ignore_identical_ids` would drop passages that are judged relevant in the
         split or, without a split, in any split.
@@ -182,10 +184,12 @@ def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = 
         asked = Asked(read_queries(source), {})
         if ignore_identical_ids:
             _require_other_judgments(source)
-        return asked
-    asked = Asked(*read_split(source, split))
-    if ignore_identical_ids:
-        require_other_answers(asked.qrels)
+    else:
+        asked = Asked(*read_split(source, split))
+        if ignore_identical_ids:
+            require_other_answers(asked.qrels)
+    if n_empty := sum(not text.strip() for text in asked.queries.values()):
+        log_once(logger, f"{source}: {n_empty:,} queries have no text: their rankings mean nothing")
     return asked
 
 

@@ -11,6 +11,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.folder import (
     Passage,
     passage_text,
+    read_asked,
     read_candidates,
     read_corpus,
     read_queries,
@@ -147,6 +148,24 @@ def test_files_of_queries_may_repeat_each_other_but_not_contradict(tmp_path):
     assert read_queries(train) == {"2": "maps", "1": "quantum physics"}
     write_qrels(tmp_path / "qrels.dev.tsv", {"1": {"d": 1}})
     assert read_queries(tmp_path, "dev") == {"1": "cats and dogs"}
+
+
+def test_queries_without_text_are_counted(tmp_path, caplog):
+    """A model gives them a vector too, so that they rank passages as others do."""
+    write_records(
+        tmp_path / "queries.jsonl",
+        [{"_id": f"q{i}", "text": text} for i, text in enumerate(["a", "", " \n", "\t", "b"])],
+    )
+    write_qrels(tmp_path / "qrels" / "test.tsv", {"q0": {"d": 1}, "q4": {"d": 1}})
+    write_qrels(tmp_path / "qrels" / "dev.tsv", {"q0": {"d": 1}, "q1": {"d": 1}})
+    assert len(read_asked(tmp_path, "test").queries) == 2
+    assert caplog.messages == []
+    for split, n_queries, n_empty in ((None, 5, 3), ("dev", 2, 1)):
+        caplog.clear()
+        assert len(read_asked(tmp_path, split).queries) == n_queries
+        assert read_asked(tmp_path, split)
+        (said,) = caplog.messages  # once
+        assert said == f"{tmp_path}: {n_empty} queries have no text: their rankings mean nothing"
 
 
 def test_queries_without_a_positive_are_counted(caplog):

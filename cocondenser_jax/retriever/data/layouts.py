@@ -35,6 +35,8 @@ _QUERY_IDS = (*_IDS, "query_id")
 _FEWEST_NUMBERED = 3
 # Characters that a run cannot hold in an id made from a file's name and a number.
 _UNFIT = re.compile(r"[\s\0%]")
+# A TREC topic's title, up to the next tag: it may hold a "<" that begins none.
+_TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*((?:[^<]|<(?!/?[a-z][^<>]*>))+)", re.IGNORECASE)
 
 
 class Passage(NamedTuple):
@@ -221,7 +223,7 @@ def _read_topics(
 
 def _parse_topic(where: str, topic: str) -> dict[str, str]:
     name = re.search(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$|\s)", topic, re.IGNORECASE)
-    title = re.search(r"<title>\s*(?:Topic:)?\s*([^<]+)", topic, re.IGNORECASE)
+    title = _TITLE.search(topic)
     if topic.lower().count("<top>") != 1 or not name or not title:
         raise UserError(f"{where}: expected <top>, a <num>, a <title> with text, </top>")
     id_ = name[1]

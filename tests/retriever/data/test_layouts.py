@@ -247,6 +247,25 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
 
 
 @pytest.mark.parametrize(
+    ("title", "query"),
+    [
+        ("<title> temperature < 5 degrees Celsius\n<desc> d", "temperature < 5 degrees Celsius"),
+        ("<title>x<5 and y<b\n  or more </title>", "x<5 and y<b or more"),
+        ("<TITLE>Topic: a <- b\n\n<DESC> d", "a <- b"),
+        ("<title> one <two three", "one <two three"),
+        ("<title> List<int>", "List"),  # like a tag
+        ("<title> a\n<E-desc> b", "a"),
+        ('<title> a <desc lang="en"> b', "a"),
+        ("<title> \n<desc> d", ""),
+    ],
+)
+def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
+    path = tmp_path / "any.txt"
+    path.write_text(f"<top>\n<num> 1\n{title}\n</top>\n")
+    assert layouts.read_queries(path) == {"1": query}
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         (
@@ -298,6 +317,11 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
         (
             "a.txt",
             "<top>\n<title> a\n</top>",
+            "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
+        ),
+        (
+            "a.txt",
+            "<top>\n<num> 1\n<title></title>\n</top>",
             "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
         ),
         ("a.txt", "<top>\n<num> 1\n<title> a", "TMP/a.txt:1: a topic without </top>"),

@@ -84,6 +84,7 @@ def read_qrels(path: Path) -> Qrels:
 def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
     """Yields "FILE:LINE", query, passage and grade of each line; None for an empty grade."""
     header: tuple[int, ...] | None = None
+    n_columns = 0  # of the header
     is_form = False
     for i, (number, line) in enumerate(_lines_of_ids(path)):
         where = f"{path}:{number}"
@@ -99,15 +100,16 @@ def _judgment_fields(path: Path) -> Iterator[tuple[str, str, str, str | None]]:
                 f"or TREC's 4, found {len(fields)}"
             )
         if i == 0 and (header := _judgment_header(where, fields)):
+            n_columns = len(fields)
             continue
         if header is None and len(fields) == min(_JUDGMENT_PLACES):
             raise UserError(
                 f"{where}: three columns without a header: expected query-id, corpus-id and score"
                 " in the first line, or TREC's four, query 0 passage grade"
             )
+        if header and len(fields) != n_columns:
+            raise UserError(f"{where}: found {len(fields)} fields, and the header has {n_columns}")
         places = header or _JUDGMENT_PLACES[len(fields)]
-        if max(places) >= len(fields):
-            raise UserError(f"{where}: found {len(fields)} fields, fewer than in the header")
         query, passage, grade = (fields[place] for place in places)
         yield where, query, passage, None if is_form and not grade.strip() else grade
 

@@ -145,7 +145,15 @@ def test_the_largest_grades(tmp_path):
     [
         (
             b"topic iter docno rel\nq1\td1\t1\n",
-            "TMP/qrels.tsv:2: found 3 fields, fewer than in the header",
+            "TMP/qrels.tsv:2: found 3 fields, and the header has 4",
+        ),
+        (
+            b"query-id\tcorpus-id\tscore\nq1\t0\t17\t1\n",
+            "TMP/qrels.tsv:2: found 4 fields, and the header has 3",
+        ),  # of TREC, and 17 would be the grade of passage 0
+        (
+            b"score\tquery text\ta\tquery-id\tcorpus-id\n1\tx\ty\tz\tq1\td1\n",
+            "TMP/qrels.tsv:2: found 6 fields, and the header has 5",
         ),
         (
             b"qid\tdocid\tvalue\nq1\td1\t1\n",

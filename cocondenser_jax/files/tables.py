@@ -106,22 +106,32 @@ def name_columns(source: str, columns: str) -> str:
     Raises:
       UserError: unless `columns` has the form "id,title,text".
     """
-    names = columns.split(",")
-    fields = [name for name in names if name != _NO_FIELD]
-    if len({*fields}) < len(fields) or not {"id", "text"} <= {*fields} <= {*FIELDS}:
-        raise UserError(
-            f"--columns={columns}: expected id and text, perhaps url and title, each once, and"
-            f" {_NO_FIELD} for a column that is not read"
-        )
+    _require_columns(f"--columns={columns}", columns.split(","))
     return f"{source}:{columns}"
 
 
 def split_columns(source: str | Path) -> tuple[str, tuple[str, ...]]:
-    """Splits a source into its path or name and the columns that `name_columns` appended."""
+    """Splits a source into its path or name and the columns that `name_columns`, or a user, added.
+
+    Raises:
+      UserError: see `name_columns`.
+    """
     match = _WITH_COLUMNS.fullmatch(str(source))
     if match is None or Path(source).exists():
         return str(source), ()
-    return match[1], tuple(match[2].split(","))
+    columns = tuple(match[2].split(","))
+    _require_columns(str(source), columns)
+    return match[1], columns
+
+
+def _require_columns(said: str, columns: Sequence[str]) -> None:
+    """Raises a UserError unless columns that a user named, as in `said`, can be read."""
+    fields = [name for name in columns if name != _NO_FIELD]
+    if len({*fields}) < len(fields) or not {"id", "text"} <= {*fields} <= {*FIELDS}:
+        raise UserError(
+            f"{said}: expected id and text, perhaps url and title, each once, and {_NO_FIELD} for a"
+            " column that is not read"
+        )
 
 
 def read_rows(

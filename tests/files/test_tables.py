@@ -195,6 +195,11 @@ def test_columns_go_with_a_source_in_its_name(tmp_path):
             f"--columns={columns}: expected id and text, perhaps url and title, each once, and -"
             " for a column that is not read"
         )
+    for columns in ("id,txet", "text,id,id", "-,text", "id,title"):
+        assert refusal(split_columns, f"a.tsv:{columns}") == (
+            f"a.tsv:{columns}: expected id and text, perhaps url and title, each once, and - for a"
+            " column that is not read"
+        )
 
 
 HEADERS = [

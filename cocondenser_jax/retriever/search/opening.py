@@ -25,7 +25,12 @@ from cocondenser_jax.retriever.search.exact import Nearest, nearest, nearest_in_
 from cocondenser_jax.retriever.search.fuse import METHODS, Method
 from cocondenser_jax.retriever.search.gpus import require_gpu
 from cocondenser_jax.retriever.search.index import nearest_in_index, read_index
-from cocondenser_jax.retriever.search.quantized import BINARY, BitVectors, nearest_by_bits
+from cocondenser_jax.retriever.search.quantized import (
+    BINARY,
+    QUANTIZED,
+    BitVectors,
+    nearest_by_bits,
+)
 from cocondenser_jax.retriever.search.terms import require_language
 
 if TYPE_CHECKING:
@@ -171,9 +176,14 @@ def open_query_model(folder: Path, model: ModelFolder) -> tuple["SentenceTransfo
       these passages and vectors.
 
     Raises:
-      UserError: also if another model encoded the passages.
+      UserError: also if another model encoded the passages, or if the vectors are codes.
     """
     manifest = read_manifest(folder)
+    if manifest.dtype in QUANTIZED:
+        raise UserError(
+            f"{folder} holds {manifest.dtype} codes: expected --dtype=float32 or float16 for a"
+            " database"
+        )
     _require_model(folder, manifest, model)
     fields = {k: value for k, value in manifest.to_json().items() if k not in FREE_FIELDS}
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()

@@ -64,6 +64,15 @@ def test_the_queries_of_a_database_are_read_as_its_passages_were(
         opening.open_query_model(embeddings, open_model(make_model(seed=1), None))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_a_database_gets_no_codes(dtype, model_folder, embeddings, tmp_path):
+    facts = json.loads((embeddings / "manifest.json").read_text())
+    write_json(tmp_path / "manifest.json", facts | {"dtype": dtype})
+    said = f"TMP holds {dtype} codes: expected --dtype=float32 or float16 for a database"
+    with pytest.raises(UserError, match=whole(said)):
+        opening.open_query_model(tmp_path, open_model(model_folder))
+
+
 def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
     with pytest.raises(
         UserError,

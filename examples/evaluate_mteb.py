@@ -4,8 +4,9 @@ pip install mteb
 python examples/evaluate_mteb.py --model=runs/adapted/retriever --data=data
 python examples/evaluate_mteb.py --model=runs/adapted/retriever --task=SciFact
 
-A folder has the layout of BEIR or MS MARCO. mteb puts the model's own prompts before queries and
-passages, and compares vectors by its own similarity, as `cocondenser compare` does.
+A folder has the layout of BEIR or MS MARCO; its titles are put before its texts as the model says.
+mteb puts the model's own prompts before queries and passages, and compares vectors by its own
+similarity, as `cocondenser compare` does.
 """
 
 import argparse
@@ -19,11 +20,17 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.task_metadata import TaskMetadata
 
 import cocondenser_jax as cj
-from cocondenser_jax.retriever.data.folder import read_corpus, read_split
+from cocondenser_jax.representation import title_separator
+from cocondenser_jax.retriever.data.folder import passage_text, read_corpus, read_split
 
 
-def folder_task(folder: Path, split: str = "test", language: str = "eng-Latn") -> Any:
-    """Makes an mteb retrieval task from the passages, queries and judgments of a folder."""
+def folder_task(
+    folder: Path, split: str = "test", language: str = "eng-Latn", separator: str = " "
+) -> Any:
+    """Makes an mteb retrieval task from the passages, queries and judgments of a folder.
+
+    `separator` is put between title and text; mteb itself would put a space there, always.
+    """
     name = folder.resolve().name
 
     class FolderRetrieval(AbsTaskRetrieval):
@@ -43,8 +50,12 @@ def folder_task(folder: Path, split: str = "test", language: str = "eng-Latn") -
             if self.data_loaded:
                 return
             queries, qrels = read_split(folder, split)
+            passages = [
+                {"id": each.id, "title": "", "text": passage_text(each, separator)}
+                for each in read_corpus(folder)
+            ]
             data = {
-                "corpus": Dataset.from_list([each._asdict() for each in read_corpus(folder)]),
+                "corpus": Dataset.from_list(passages),
                 "queries": Dataset.from_list([{"id": q, "text": queries[q]} for q in queries]),
                 "relevant_docs": qrels,
                 "top_ranked": None,
@@ -65,11 +76,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if (arguments.data is None) == (arguments.task is None):
         parser.error("give one of --data and --task")
+    retriever = cj.load_retriever(arguments.model)
     if arguments.data:
-        task = folder_task(arguments.data, arguments.split)
+        separator = title_separator(retriever.prompts)
+        task = folder_task(arguments.data, arguments.split, separator=separator)
     else:
         task = mteb.get_task(arguments.task)
-    retriever = cj.load_retriever(arguments.model)
     (result,) = mteb.evaluate(retriever, [task], cache=None, co2_tracker=False).task_results
     for split, (scores, *_) in result.scores.items():
         for name in ("ndcg_at_10", "mrr_at_10", "recall_at_100"):

@@ -28,7 +28,12 @@ def test_mteb_finds_the_metrics_of_evaluate(similarity, model_folder, beir, tmp_
     pytest.importorskip("mteb", reason="needs mteb: make mteb")
     import cocondenser_jax as cj
 
-    given = cj.Given(similarity=similarity, query_prompt="abc ", passage_prompt="hgf ")
+    given = cj.Given(
+        similarity=similarity,
+        query_prompt="abc ",
+        passage_prompt="hgf ",
+        title_separator=" gfe " * 9,
+    )
     model = tmp_path / "retriever"
     cj.load_retriever(model_folder, given=given).save_pretrained(str(model))
     flags = [f"--model={model}", f"--data={beir}"]

@@ -64,6 +64,14 @@ def test_a_single_sentence_gives_two_texts_however_long_its_words_are():
     assert all(rows[2 * i] + rows[2 * i + 1] == (1, 2, 3, 4, 5, 6, 7) for i in range(5))
 
 
+def test_the_half_of_an_even_number_of_tokens():
+    """The second half begins at the last word that begins in the first one."""
+    starts = np.array([[2, 1, 0, 0, 1, 0], [2, 0, 0, 1, 0, 0], [2, 0, 1, 1, 0, 0]])
+    ids = np.arange(1, 7) * np.ones((3, 1), int)
+    rows = split_sentence(Texts(ids, starts, np.full(3, 6)), np.full((3, 2), 2**63, np.uint64))
+    assert [len(left) for left in tokens_of(rows)[::2]] == [1, 3, 3]
+
+
 def tokens_of(rows):
     ids, _, n_tokens = rows
     return [tuple(row[:n].tolist()) for row, n in zip(ids, n_tokens, strict=True)]

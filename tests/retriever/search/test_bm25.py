@@ -14,6 +14,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.data.folder import Passage
 from cocondenser_jax.retriever.search import bm25, opening
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings
+from tests.lines import whole
 from tests.world import write_qrels, write_records
 
 # Words that stemming and stop words leave alone.
@@ -123,16 +124,26 @@ def test_a_split_ranks_no_numbered_passages(tmp_path, capsys):
     "change", [{"k1": math.nan}, {"k1": math.inf}, {"k1": -0.1}, {"b": math.nan}, {"b": 1.1}]
 )
 def test_weights_out_of_range_are_refused_before_anything_is_read(tmp_path, change):
-    (name,) = change
-    with pytest.raises(UserError, match=rf"{name}={change[name]}.*: expected"):
-        bm25.write_bm25_run(
-            bm25.Searched(tmp_path, split=None, corpus=None),
-            tmp_path / "run",
-            settings=Bm25Settings(**change),
-            depth=100,
-            ignore_identical_ids=False,
-            warns=False,
-        )
+    k1, b, _ = Bm25Settings(**change)
+    with pytest.raises(UserError, match=whole(f"k1={k1}, b={b}: expected 0 or more, and 0 to 1")):
+        run_in(tmp_path, change)
+
+
+@pytest.mark.parametrize("change", [{"k1": 0.0}, {"b": 0.0}, {"b": 1.0}])
+def test_weights_at_the_ends_of_their_ranges_are_taken(tmp_path, change):
+    with pytest.raises(UserError, match=whole("TMP has no queries: …")):
+        run_in(tmp_path, change)
+
+
+def run_in(folder, change):
+    bm25.write_bm25_run(
+        bm25.Searched(folder, split=None, corpus=None),
+        folder / "run",
+        settings=Bm25Settings(**change),
+        depth=100,
+        ignore_identical_ids=False,
+        warns=False,
+    )
 
 
 def write_corpus(path, n_passages, rng):

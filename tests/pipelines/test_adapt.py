@@ -581,6 +581,15 @@ def test_a_cpu_takes_what_was_measured():
     assert config.train.chunk_size == 8
 
 
+@pytest.mark.parametrize(("backend", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16")])
+def test_settings_are_proposed_for_the_devices_that_are_there(monkeypatch, backend, dtype):
+    monkeypatch.setattr(proposal.jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(proposal, "count_devices", lambda: 3)
+    proposed = proposal.propose(6_000)
+    assert proposed == fit(6_000, 3, on_cpu=backend == "cpu")
+    assert proposed.train.dtype == dtype
+
+
 def test_an_accelerator_takes_larger_batches_where_a_corpus_has_a_hundred():
     small, large = (fit(n, 8, on_cpu=False) for n in (204_799, 204_800))
     assert (small.data.batch_size, small.train.chunk_size, small.train.steps) == (32, 64, 120)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.pipelines import adapt as adapting
 from cocondenser_jax.pipelines.adapt import find_harm
-from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
+from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table, with_tests
+from cocondenser_jax.retriever.compare.trial import Trial
 
 # What queries score by each ranking without adapting.
 BEFORE = {"BM25": 0.3, "published": 0.4, "published + BM25": 0.5}
@@ -49,3 +51,44 @@ def test_the_line_of_harm():
     assert harm.line() == (
         "nDCG@10 | adapted 0.3000, published 0.4000 | -0.1000 (-0.1000 to -0.1000) | p 0.016"
     )
+
+
+FUSED = ["--embeddings=w/test/models/{}/embeddings", "--hybrid=min_max", "--model=w/retriever"]
+
+
+@pytest.mark.parametrize(
+    ("bm25", "alone", "fused", "verdict", "names", "search"),
+    [
+        (0.3, 0.41, 0.6, "helped", ("adapted + BM25", "published + BM25"), "adapted"),
+        (0.3, 0.4, 0.5, "undecided", ("adapted + BM25", "published + BM25"), "published"),
+        (
+            0.3,
+            0.41,
+            [0.6] * 5 + [0.4] * 3,
+            "undecided",
+            ("adapted + BM25", "published + BM25"),
+            "published",
+        ),
+        (0.3, 0.6, 0.45, "harmed", ("adapted + BM25", "published + BM25"), "published"),
+        (0.3, 0.3, 0.6, "harmed", ("adapted", "published"), "published"),
+        # It loses against BM25 alone, as the published model does: that is no harm, and no help.
+        (0.9, 0.4, 0.5, "undecided", ("adapted + BM25", "BM25"), ""),
+    ],
+)
+def test_the_verdict_is_of_the_rankings_that_it_names(
+    monkeypatch, bm25, alone, fused, verdict, names, search
+):
+    monkeypatch.setitem(BEFORE, "BM25", bm25)
+    monkeypatch.setattr(adapting, "changes_between", lambda _, before, after: (after, before))
+    kept = []
+    monkeypatch.setattr(adapting, "_keep", lambda *given: kept.append(given) or "summary")
+    found = rankings(8, alone, fused)
+    outcome = adapting._conclude(Path("w"), "title", Trial(Path("data")), found)
+    ((workdir, title, said, line, table, changes),) = kept
+    assert (workdir, title, said) == (Path("w"), "title", verdict)
+    assert tuple(each.name for each in changes) == names
+    values = [f"{each.name} {each.score:.4f}" for each in changes]
+    assert line.startswith(f"nDCG@10 | {', '.join(values)} | ")
+    assert outcome.table == table == comparison_table(found)
+    flags = [flag.format(search) for flag in FUSED] if search else ["--corpus=data"]
+    assert (outcome.summary, outcome.search) == ("summary", flags)

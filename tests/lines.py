@@ -12,3 +12,10 @@ def whole(line):
     TMP stands for a temporary folder, and "…" for what another library says.
     """
     return f"^{re.escape(line).replace('TMP', _TMP).replace('…', '.*')}$"
+
+
+def refusal(capsys):
+    """Returns what a command that was refused has said last, after the program's name."""
+    program, _, line = capsys.readouterr().err.splitlines()[-1].partition(": ")
+    assert program == "cocondenser"
+    return line

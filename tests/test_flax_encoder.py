@@ -18,7 +18,7 @@ from cocondenser_jax.flax_encoder import run_in_flax
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search.models import load_retriever
-from tests.lines import whole
+from tests.lines import refusal, whole
 from tests.retrieval_data import read_vectors
 from tests.world import relative_error, write_records, write_retriever
 
@@ -143,7 +143,7 @@ def test_another_pooling_is_refused(research_folders, corpus, tmp_path, capsys):
     pooling.write_text(json.dumps(modes))
     command = ["encode", f"--model={folder}", f"--corpus={corpus}", f"--out={tmp_path}/out"]
     assert main([*command, "--backend=jax"]) == 2
-    assert f"{folder} pools by max: with jax, expected cls or mean" in capsys.readouterr().err
+    assert refusal(capsys) == f"{folder} pools by max: with jax, expected cls or mean"
 
 
 def test_positions_that_follow_another_padding_are_refused(research_folders, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.retriever.data.folder import read_corpus
+from tests.lines import refusal
 from tests.world import make_texts, write_tokenizer
 
 COLUMNS = "--columns=id,-,text"
@@ -33,7 +34,10 @@ def test_a_table_is_read_as_the_user_says(table, tmp_path, capsys):
         out = tmp_path / command.split()[0]
         words = [*command.split(), *([f"--out={out}"] if "run_out" not in command else [])]
         assert main(words) == 2
-        assert "expected a first line that names the columns, id and" in capsys.readouterr().err
+        assert refusal(capsys).endswith(
+            ": expected a first line that names the columns, id and text among them; or, where"
+            " passages are read, --columns=id,title,text"
+        )
         assert not out.exists()
         assert not (tmp_path / "run").exists()
         assert main([*words, COLUMNS]) == 0, capsys.readouterr().err
@@ -64,6 +68,10 @@ def test_columns_of_other_sources_are_refused(tmp_path, capsys):
     for source in ("pydocs", "hf:a", "texts.jsonl"):
         words = ["vocabulary", f"--corpus={source}", COLUMNS, f"--out={tmp_path}/out"]
         assert main(words) == 2
-        assert "--columns says what the columns of .tsv files are" in capsys.readouterr().err
+        said = f"{source}: --columns says what the columns of .tsv files are"
+        assert refusal(capsys) == said
     assert main(["vocabulary", "--corpus=a.tsv", "--columns=id,body", f"--out={tmp_path}/out"]) == 2
-    assert "--columns=id,body: expected id and text, perhaps url" in capsys.readouterr().err
+    assert refusal(capsys) == (
+        "--columns=id,body: expected id and text, perhaps url and title, each once, and - for a"
+        " column that is not read"
+    )

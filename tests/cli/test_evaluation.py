@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cocondenser_jax.cli import main
-from tests.lines import whole
+from tests.lines import refusal, whole
 from tests.world import write_records
 
 RUN = ["q1 d2 d1 d3", "q2 d2 d1", "q3 d4 d3 d2"]
@@ -192,7 +192,8 @@ def test_a_run_without_results_is_compared_with_none(folder, capsys, run, other)
     (folder / "empty.trec").write_text("")
     runs = [f"--run={run}.trec", f"--compare_with={other}.trec"]
     assert main(["evaluate", "--qrels=qrels.tsv", *runs]) == 2
-    assert "empty.trec has no result for any of the 4 judged queries" in capsys.readouterr().err
+    said = "empty.trec has no result for any of the 4 judged queries: nothing to compare"
+    assert refusal(capsys) == said
 
 
 def test_queries_that_find_themselves_are_counted_in_one_line(folder, caplog):

@@ -8,6 +8,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.retriever.data.trec import read_run
+from tests.lines import refusal
 from tests.world import write_records
 
 
@@ -43,7 +44,10 @@ def test_bm25_in_a_language(german, tmp_path, capsys, caplog):
     lines = (data / "queries.jsonl").read_text().splitlines()
     (data / "queries.jsonl").write_text(lines[0])
     assert main(command) == 2  # in English
-    assert "BM25 finds nothing for any of the 1 queries, such as 'Haus'" in capsys.readouterr().err
+    assert refusal(capsys) == (
+        f"{data}: BM25 finds nothing for any of the 1 queries, such as 'Haus': they share no term"
+        " with the passages (in --language=english)"
+    )
     assert not out.exists()
 
 
@@ -55,7 +59,8 @@ def test_hybrid_search_in_a_language(german, model_folder, tmp_path, capsys, cap
     retrieve = ["retrieve", *place, f"--data={data}", f"--run_out={out}"]
     search = ["search", *place, "--query=Haus", f"--json_out={hits}"]
     assert main([*search, "--language=german"]) == 2
-    assert "--language goes with --hybrid" in capsys.readouterr().err
+    said = "--language goes with --hybrid or --corpus (see cocondenser search --help)"
+    assert refusal(capsys) == said
     assert main([*search, "--hybrid=rrf", "--language=de"]) == 2
     assert "language 'de': expected one of arabic" in capsys.readouterr().err
     assert not (embeddings / "bm25").exists()
@@ -75,8 +80,9 @@ def test_hybrid_search_in_a_language(german, model_folder, tmp_path, capsys, cap
         assert f"BM25 finds nothing for 1 of 3 queries: {alone}" in caplog.messages
     for command in (search, retrieve):
         assert main([*command, "--hybrid=rrf", "--language=english"]) == 2
-        message = "bm25 was made with --language=german, not english: remove it"
-        assert message in capsys.readouterr().err
+        again = "remove it, and the next hybrid search makes it again"
+        said = f"{embeddings}/bm25 was made with --language=german, not english: {again}"
+        assert refusal(capsys) == said
 
     shutil.rmtree(embeddings / "bm25")
     caplog.clear()
@@ -84,4 +90,4 @@ def test_hybrid_search_in_a_language(german, model_folder, tmp_path, capsys, cap
     assert f"BM25 finds nothing for 2 of 3 queries: {alone}" in caplog.messages
     (embeddings / "bm25" / "language.json").unlink()
     assert main([*search, "--hybrid=rrf"]) == 2
-    assert "remove it" in capsys.readouterr().err
+    assert refusal(capsys).endswith(f": {again}")

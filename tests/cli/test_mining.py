@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
+from tests.lines import refusal, whole
 from tests.world import write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
@@ -109,24 +110,31 @@ def test_mistakes_get_one_line(folders, tmp_path, capsys):
     data, out = folders["beir"], tmp_path / "pool.trec"
     run = bm25(data)
     for command, says in (
-        (["mine", f"--data={data}", f"--run_out={out}"], "Missing option '--run'"),
-        (["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--split=dev"], "'dev'"),
-        (["mine", f"--run={out}.none", f"--data={data}", f"--run_out={out}"], "cannot read"),
-        (["mine", f"--run={run}", f"--data={data}", f"--run_out={run}"], "name the same file"),
+        (["mine", f"--data={data}", f"--run_out={out}"], "Missing option '--run'…"),
+        (
+            ["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--split=dev"],
+            "TMP… has no judgments of split 'dev': it has qrels/train.tsv",
+        ),
+        (
+            ["mine", f"--run={out}.none", f"--data={data}", f"--run_out={out}"],
+            "cannot read TMP/pool.trec.none: No such file or directory",
+        ),
+        (
+            ["mine", f"--run={run}", f"--data={data}", f"--run_out={run}"],
+            "--run_out and --run name the same file: TMP…/bm25.trec",
+        ),
         (
             ["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--depth=0"],
-            "'--depth': 0 is not in",
+            "Invalid value for '--depth': 0 is not in…",
         ),
         (
             ["mine", f"--run={run}", f"--data={data}", f"--run_out={out}", "--denoise_below=0.2"],
-            "--denoise_below goes with --denoise_run",
+            "--denoise_below goes with --denoise_run (see cocondenser mine --help)",
         ),
     ):
         capsys.readouterr()
         assert main(command) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("cocondenser: ")
-        assert says in error
+        assert re.match(whole(says), refusal(capsys))
     assert not list(tmp_path.iterdir())
 
 

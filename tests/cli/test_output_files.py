@@ -1,10 +1,13 @@
 """Files that a command writes: checked before its work, and never one that another flag names."""
 
+import re
+
 import click
 import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.cli.flags import OUTPUT_FILE, PROGRAM
+from tests.lines import refusal, whole
 from tests.world import write_qrels
 
 OUTPUTS = [
@@ -43,10 +46,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_all_work(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    for place, says in (("folder", "exists and is not a file"), ("file/new", "is not a folder")):
+    for place, says in (
+        ("folder", "it exists and is not a file"),
+        ("file/new", f"{tmp_path}/file is not a folder"),
+    ):
         words = [word for word in required if not word.startswith(f"--{flag_name}=")]
         assert main([name, *words, f"--{flag_name}={place}"]) == 2
-        assert says in capsys.readouterr().err
+        line = f"cocondenser: cannot write {place}: {says}"
+        assert capsys.readouterr().err.splitlines()[-1] == line
     assert not called
     assert main([name, *words, f"--{flag_name}=other/new"]) == 0
     assert len(called) == 1
@@ -79,7 +86,8 @@ def test_a_file_that_another_flag_names_is_not_replaced(folder, capsys, command,
     before = {path.name: path.read_text() for path in folder.iterdir()}
     assert main(command.split()) == 2
     first, second = flags
-    assert f"--{first} and --{second} name the same file" in capsys.readouterr().err
+    said = f"--{first} and --{second} name the same file: …"
+    assert re.match(whole(said), refusal(capsys))
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
 
 
@@ -89,7 +97,9 @@ def test_a_file_of_a_data_folder_is_not_replaced(name, folder, capsys):
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
     assert main(f"fuse --run=one --run=two --run_out={name}".split()) == 2
-    assert f"{name} exists, and has the name of a data folder's passages" in capsys.readouterr().err
+    is_taken = "has the name of a data folder's passages, queries or judgments"
+    line = f"cocondenser: {name} exists, and {is_taken}: choose another one"
+    assert capsys.readouterr().err.splitlines()[-1] == line
     assert path.read_text() == "mine"
 
 

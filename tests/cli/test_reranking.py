@@ -14,6 +14,7 @@ from sentence_transformers import CrossEncoder
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.retriever.data import trec
+from tests.lines import refusal, whole
 from tests.world import instead, write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
@@ -151,17 +152,28 @@ def test_a_teachers_scores_denoise_a_pool(place, cross_encoder, tmp_path, capsys
 def test_mistakes_get_one_line(place, cross_encoder, tmp_path, capsys):
     out = tmp_path / "out.trec"
     for command, says in (
-        (["rerank", f"--run_out={out}"], "Missing options '--model', '--run', '--data'"),
-        (reranking(place, place / "model", out), "is not a cross-encoder"),
-        (reranking(place, cross_encoder, out, "--depth=0"), "'--depth': 0 is not in the range"),
-        (reranking(place, cross_encoder, out, "--split=dev"), "no judgments of split 'dev'"),
-        (reranking(place, cross_encoder, out, f"--run={tmp_path}/no.trec"), "cannot read"),
+        (["rerank", f"--run_out={out}"], "Missing options '--model', '--run', '--data'…"),
+        (
+            reranking(place, place / "model", out),
+            "TMP/model is not a cross-encoder: expected a model for sequence classification, such"
+            " as cocondenser finetune makes with configs/cross_encoder.py",
+        ),
+        (
+            reranking(place, cross_encoder, out, "--depth=0"),
+            "Invalid value for '--depth': 0 is not in the range…",
+        ),
+        (
+            reranking(place, cross_encoder, out, "--split=dev"),
+            "TMP/data has no judgments of split 'dev': it has qrels/train.tsv, qrels/two.tsv",
+        ),
+        (
+            reranking(place, cross_encoder, out, f"--run={tmp_path}/no.trec"),
+            "cannot read TMP/no.trec: No such file or directory",
+        ),
     ):
         capsys.readouterr()
         assert main(command) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("cocondenser: ")
-        assert says in error
+        assert re.match(whole(says), refusal(capsys))
     assert not list(tmp_path.iterdir())
 
 
@@ -175,6 +187,7 @@ def test_passages_beside_a_file_of_queries(place, cross_encoder, tmp_path, capsy
     command = ["rerank", *files, f"--data={data}/queries.jsonl", f"--run_out={found}"]
     capsys.readouterr()
     assert main(command) == 2
-    assert "is a file of queries: name the passages by --corpus" in capsys.readouterr().err
+    said = f"{data}/queries.jsonl is a file of queries: name the passages by --corpus"
+    assert refusal(capsys) == said
     assert main([*command, f"--corpus={passages}"]) == 0
     assert found.read_bytes() == expected.read_bytes()

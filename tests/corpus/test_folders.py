@@ -1,5 +1,6 @@
 import gzip
 import os
+import re
 
 import pytest
 
@@ -9,7 +10,7 @@ from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.sources import read_documents
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.folder import read_corpus
-from tests.lines import whole
+from tests.lines import refusal, whole
 from tests.world import write_records
 
 
@@ -236,7 +237,15 @@ def test_an_output_among_the_documents_is_refused(command, tmp_path, monkeypatch
     (tmp_path / "link").symlink_to("docs")
     monkeypatch.chdir(tmp_path)
     assert main(command.split()) == 2
-    assert "is in the folder of the documents, docs" in capsys.readouterr().err
+    out = (
+        command.partition("workdir=")[2]
+        or re.search(r"(?:out|parquet)=(docs\S*|link\S*)", command)[1]
+    )
+    source = "docs/" if "--corpus=docs/" in command else "docs"
+    assert refusal(capsys) == (
+        f"{out} is in the folder of the documents, {source}, and would be read as one of them:"
+        " choose another place"
+    )
     assert ids("docs") == ["a.txt:1", "b/c.txt:1"]
 
 

@@ -117,6 +117,11 @@ def test_vectors_are_computed_by_the_kernel_where_there_is_one(monkeypatch):
         ({}, {"chunk_size": 3}, "chunk_size 3 does not divide 4 spans"),
         ({}, {"chunk_size": -2}, "chunk_size -2 does not divide 4 spans"),
         ({}, {"objective": "coCondenser"}, "no objective 'coCondenser': did you mean cocondenser"),
+        (  # the spans have as many tokens as the model reads
+            {"max_position_embeddings": 12},
+            {"objective": "coCondenser"},
+            "no objective 'coCondenser': did you mean cocondenser",
+        ),
         ({}, {"mlm_reduction": "mean"}, "no mlm_reduction 'mean': did you mean token_mean"),
     ],
 )

@@ -9,7 +9,7 @@ from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data.trec import ranked, read_run, write_run
 from cocondenser_jax.retriever.search.fuse import check_runs, fuse_runs
-from tests.lines import whole
+from tests.lines import refusal, whole
 
 
 def some_run(seed, n_queries=4):
@@ -188,4 +188,4 @@ def test_the_command_names_the_empty_run(tmp_path, capsys, other, status):
     assert main([*command, *(f"--run={tmp_path / name}.trec" for name in "ab")]) == status
     assert (tmp_path / "out.trec").exists() == (status == 0)
     if status:
-        assert f"{tmp_path / 'b.trec'} has no results" in capsys.readouterr().err
+        assert refusal(capsys) == f"{tmp_path}/b.trec has no results: there is nothing to fuse"

@@ -11,6 +11,7 @@ from cocondenser_jax.retriever.data.trec import read_run, write_run
 from cocondenser_jax.retriever.search import bm25, opening, search
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.fuse import fuse_runs
+from tests.lines import refusal
 from tests.world import write_qrels, write_records
 
 HINT = "if queries are passages, as in ArguAna and Quora, leave it out with --ignore_identical_ids"
@@ -190,7 +191,10 @@ def test_passages_that_are_judged_relevant_are_not_left_out(
     if program == "rerank":
         command += [f"--model={cross_encoder_folder}", f"--run={runs}/first"]
     assert main([*command, "--ignore_identical_ids"]) == 2
-    assert "1 queries have a relevant passage with their own id (d3)" in capsys.readouterr().err
+    assert refusal(capsys) == (
+        "ignore_identical_ids: 1 queries have a relevant passage with their own id (d3), so their"
+        " ids say nothing about each other"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -202,12 +206,12 @@ def test_runs_of_queries_that_find_nothing_but_themselves_are_refused(
     command = [program, f"--run={runs}/own", f"--run_out={tmp_path}/out", "--ignore_identical_ids"]
     if program == "fuse":
         command.append(f"--run={runs}/second")
-        said = "own has no results: there is nothing to fuse"
+        said = f"{runs}/own has no results: there is nothing to fuse"
     else:
         command += [f"--model={cross_encoder_folder}", f"--data={beir}"]
-        said = "own has no result but passages with their query's id, which are left out"
+        said = f"{runs}/own has no result but passages with their query's id, which are left out"
     assert main(command) == 2
-    assert said in capsys.readouterr().err
+    assert refusal(capsys) == said
     assert not (tmp_path / "out").exists()
 
 
@@ -221,10 +225,13 @@ def test_queries_that_find_nothing_but_themselves_get_no_run(
     encode_corpus(Encoding(open_model(model_folder)), tmp_path, tmp_path / "embeddings")
     run = tmp_path / "run.trec"
     command = [program, f"--data={tmp_path}", f"--run_out={run}", "--ignore_identical_ids"]
-    said = "all that BM25 finds for any of the 1 queries is the passage of the same id"
+    said = (
+        f"{tmp_path}: all that BM25 finds for any of the 1 queries is the passage of the same id,"
+        " which is left out"
+    )
     if program == "retrieve":
         command += [f"--embeddings={tmp_path / 'embeddings'}", f"--model={model_folder}"]
-        said = "run.trec is not written: none of 1 queries has a result"
+        said = f"{run} is not written: none of 1 queries has a result"
     assert main(command) == 2
-    assert said in capsys.readouterr().err
+    assert refusal(capsys) == said
     assert not run.exists()

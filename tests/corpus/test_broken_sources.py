@@ -26,6 +26,10 @@ JSON_LINES = {
     "nested": (b'{"text": {"x": "a"}}\n', r"a\.jsonl:1 has no `text` \(a string\)"),
     "a list": (b'{"text": ["a"]}\n', r"a\.jsonl:1 has no `text` \(a string\)"),
     "a title": (b'{"text": "a", "title": 3}\n', whole("TMP/a.jsonl:1: `title` must be a string")),
+    "a number first": (
+        b'{"spans": [3, "a"]}\n',
+        whole("TMP/a.jsonl:1: `spans` must be a list of strings"),
+    ),
     "a null": (
         b'{"spans": ["a", null]}\n',
         whole("TMP/a.jsonl:1: `spans` must be a list of strings, without nulls"),

@@ -92,7 +92,7 @@ def first_three(names: Sequence[str]) -> str:
     return ", ".join([*names[:3], *(["..."] if len(names) > 3 else [])])
 
 
-def first_words(text: str, n: int) -> str:
+def shortened(text: str, n: int) -> str:
     """Returns the start of a text, of at most about `n` characters, on one line."""
     # textwrap.shorten leaves nothing of a text without spaces, and reads all of a long one.
     text = " ".join(text[: 10 * n].split())

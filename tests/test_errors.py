@@ -9,9 +9,9 @@ from cocondenser_jax.errors import (
     UserError,
     first_line,
     first_three,
-    first_words,
     lookup,
     name_extra,
+    shortened,
     whole_message,
 )
 from cocondenser_jax.files.whole import write_json
@@ -150,8 +150,8 @@ def test_a_command_whose_packages_are_missing_names_the_extra(tmp_path, package,
         ("文" * 1000, "文" * 13 + " …"),  # words without spaces between them
     ],
 )
-def test_first_words_of_a_text(text, shown):
-    assert first_words(text, 13) == shown
+def test_a_shortened_text(text, shown):
+    assert shortened(text, 13) == shown
 
 
 def test_a_wrong_name_is_answered_with_those_that_resemble_it_or_the_first_three():

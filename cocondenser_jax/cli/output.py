@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from cocondenser_jax.errors import escape_control, first_words
+from cocondenser_jax.errors import escape_control, shortened
 from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.files.whole import write_json
 
@@ -84,7 +84,7 @@ def print_search(query: str, hits: Sequence[tuple[float, "Passage"]], nothing: s
     for rank, (score, passage) in enumerate(hits, start=1):
         name = f"{passage.id}  {passage.title}".rstrip()
         print_text(f"{rank:3}  {name}  ({score:.2f})")
-        for line in textwrap.wrap(first_words(passage.text, 300), max(width, 20)):
+        for line in textwrap.wrap(shortened(passage.text, 300), max(width, 20)):
             print_text(f"{'':{_INDENT}}{line}")
     if not hits:
         print_text(f"  {nothing}")

@@ -22,6 +22,7 @@ from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.layout import Layout, lay_out, why_no_kernel
 from cocondenser_jax.pretrain.fitting import Needed, fit_chunks
+from cocondenser_jax.pretrain.kernel_check import kernel_fault
 from cocondenser_jax.pretrain.step import (
     AXIS,
     LossSettings,
@@ -36,7 +37,6 @@ from cocondenser_jax.pretrain.step import (
     state_shapes,
     train_step,
 )
-from cocondenser_jax.pretrain.trial import kernel_fault
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from cocondenser_jax.model.attention import AttentionSettings, head_seeds
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
 from cocondenser_jax.model.layout import why_no_kernel
-from cocondenser_jax.pretrain.trial import attention_trial, norm_trial, with_gradient
+from cocondenser_jax.pretrain.kernel_check import attention_check, norm_check, with_gradient
 from tests.world import relative_error
 
 N_HEADS = 4
@@ -103,11 +103,11 @@ def test_blocks_are_the_attention_of_xla(
     monkeypatch.setattr(joint, "GPU_LENGTH", 16)
     settings = AttentionSettings(N_HEADS, 0.1, width, base)
     by_gpu = functools.partial(attend_jointly, platform="gpu")
-    trial = attention_trial(by_gpu, settings, (length, size), dtype, biases)
+    check = attention_check(by_gpu, settings, (length, size), dtype, biases)
     if not drops:
-        trial = trial._replace(others=(trial.others[0], None))
-    found = with_gradient(trial.kernel, trial)
-    for name, value in with_gradient(trial.xla, trial).items():
+        check = check._replace(others=(check.others[0], None))
+    found = with_gradient(check.kernel, check)
+    for name, value in with_gradient(check.xla, check).items():
         # XLA's own gradient of queries is 0.0072 from that of float32.
         tolerance = 1e-6 if dtype == "float32" else 5e-3 if name == "output" else 1e-2
         assert relative_error(found[name], value) <= tolerance, name
@@ -121,11 +121,11 @@ def test_blocks_are_the_attention_of_xla(
 def test_a_kernel_is_the_sum_and_layer_norm_of_xla(dtype, family, drops):
     """Also where the norm has no bias."""
     config = ModelConfig(family, vocab_size=16, hidden_size=48, hidden_dropout_prob=0.1)
-    trial = norm_trial(config, dtype)
+    check = norm_check(config, dtype)
     if not drops:
-        trial = trial._replace(others=None)
-    found = with_gradient(trial.kernel, trial)
-    for name, value in with_gradient(trial.xla, trial).items():
+        check = check._replace(others=None)
+    found = with_gradient(check.kernel, check)
+    for name, value in with_gradient(check.xla, check).items():
         assert relative_error(found[name], value) <= (1e-6 if dtype == "float32" else 5e-3), name
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cocondenser_jax.errors import first_words
+from cocondenser_jax.errors import shortened
 from cocondenser_jax.retriever.compare.rankings import Ranking
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
 from cocondenser_jax.retriever.data.layouts import Passage
@@ -81,7 +81,7 @@ def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
         value_before, value_after = values[query]
         return Change(
             query=query,
-            words=first_words(judged.queries[query], _CHARACTERS),
+            words=shortened(judged.queries[query], _CHARACTERS),
             before=value_before,
             after=value_after,
             moves=_moves(old, new, passages, judged.qrels[query]),
@@ -114,7 +114,7 @@ def _moves(
             before=before,
             after=after,
             passage=name,
-            words=first_words(passage_text(passages[name]), _CHARACTERS),
+            words=shortened(passage_text(passages[name]), _CHARACTERS),
             grade=grades.get(name),
         )
         moves.append(move)

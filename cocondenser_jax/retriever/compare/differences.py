@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from cocondenser_jax.errors import first_words
+from cocondenser_jax.errors import shortened
 from cocondenser_jax.retriever.compare.rankings import Ranking, vectors_cell
 from cocondenser_jax.retriever.data.folder import passage_text, read_named
 from cocondenser_jax.retriever.data.trec import Firsts
@@ -90,11 +90,11 @@ def find_differences(
             for rank, name in enumerate(first.get(query, ()), start=1):
                 ranks.setdefault(name, [None] * len(firsts))[number] = rank
         found = [
-            Found(of_each, name, first_words(passage_text(passages[name]), _CHARACTERS))
+            Found(of_each, name, shortened(passage_text(passages[name]), _CHARACTERS))
             for name, of_each in ranks.items()
         ]
         found.sort(key=lambda each: min(filter(None, each.ranks)))
-        words = first_words(queries[query], _CHARACTERS)
+        words = shortened(queries[query], _CHARACTERS)
         differing.append(Differing(query, words, mean_common(firsts, query), found))
     shares = _in_common(rankings, list(queries))
     return Differences(_table(rankings, shares), shares, len(queries), differing)

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cocondenser_jax.errors import first_words
+from cocondenser_jax.errors import shortened
 from cocondenser_jax.files.whole import new_folder, numbered_lines, write_text
 from cocondenser_jax.retriever.data.beir import write_beir
 from cocondenser_jax.retriever.data.folder import passage_text, read_queries
@@ -91,7 +91,7 @@ def _noting_texts(passages: Iterable[Passage], texts: dict[str, str]) -> Iterato
 
 def _cell(text: str) -> str:
     """Returns the start of a text on one line, in a form that no spreadsheet reads as a formula."""
-    start = first_words(text, _CHARACTERS)
+    start = shortened(text, _CHARACTERS)
     return f" {start}" if start.startswith(("=", "+", "-", "@")) else start
 
 

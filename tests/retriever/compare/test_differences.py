@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cocondenser_jax.errors import UserError, first_words
+from cocondenser_jax.errors import UserError, shortened
 from cocondenser_jax.retriever.compare.differences import (
     Differing,
     Found,
@@ -91,7 +91,7 @@ def test_rankings_that_share_no_query_have_no_overlap(tmp_path):
     assert found.in_common == [[1.0, None], [None, 1.0]]
     assert found.table[1:] == [["1 one", "", "", "", "0"], ["2 two", "", "", "", "0"]]
     (shown, nothing) = found.queries
-    assert (shown.words, shown.common) == (first_words(long, 160), 1.0)
+    assert (shown.words, shown.common) == (shortened(long, 160), 1.0)
     assert nothing == Differing("q2", "", 1.0, [])
 
 

@@ -14,10 +14,10 @@ from cocondenser_jax.model import kernels, sum_norm
 from cocondenser_jax.model.attention import AttentionSettings
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.joint import attend_jointly
-from cocondenser_jax.pretrain import trial
+from cocondenser_jax.pretrain import kernel_check
 from cocondenser_jax.pretrain.devices import settle_attention
+from cocondenser_jax.pretrain.kernel_check import attention_check, find_fault, kernel_fault
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.trial import attention_trial, find_fault, kernel_fault
 from tests.pretrain.test_step import changed
 from tests.world import interpret_kernels, model_of, read_metrics, step_of, write_experiment
 
@@ -28,7 +28,7 @@ BY_GPU = functools.partial(attend_jointly, platform="gpu")
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
     interpret_kernels(monkeypatch.setattr)
-    trial.kernel_fault.cache_clear()
+    kernel_check.kernel_fault.cache_clear()
     log_once.cache_clear()
 
 
@@ -54,7 +54,7 @@ def not_compiled(*_):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_right_kernel_has_no_fault(dtype):
-    assert find_fault(attention_trial(BY_GPU, SETTINGS, (24, 16), dtype, has_biases=True)) == ""
+    assert find_fault(attention_check(BY_GPU, SETTINGS, (24, 16), dtype, has_biases=True)) == ""
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_right_kernel_has_no_fault(dtype):
 )
 def test_a_wrong_kernel_has_a_fault_that_is_named(kernel, said):
     assert said in find_fault(
-        attention_trial(kernel, SETTINGS, (24, 16), "bfloat16", has_biases=True)
+        attention_check(kernel, SETTINGS, (24, 16), "bfloat16", has_biases=True)
     )
 
 
@@ -77,16 +77,16 @@ def test_each_kind_of_layer_is_tried_at_each_length(monkeypatch):
     """A length beyond what XLA has the room for ends within a block as it does."""
     tried = []
 
-    def attention_trial(kernel, settings, shape, *others):
+    def attention_check(kernel, settings, shape, *others):
         tried.append((shape[0], settings.width))
 
-    monkeypatch.setattr(trial, "attention_trial", attention_trial)
-    monkeypatch.setattr(trial, "find_fault", lambda trial: "")
+    monkeypatch.setattr(kernel_check, "attention_check", attention_check)
+    monkeypatch.setattr(kernel_check, "find_fault", lambda check: "")
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "skip_from": 1}
     config = ModelConfig(
         model_type="modernbert", local_attention=6, vocab_size=9, intermediate_size=8, **sizes
     )
-    assert trial.kernel_fault(config, "float32", "gpu", (14, 512, 1000)) == ""
+    assert kernel_check.kernel_fault(config, "float32", "gpu", (14, 512, 1000)) == ""
     assert sorted(tried, key=str) == [
         (14, 3),
         (14, None),

@@ -23,7 +23,7 @@ from cocondenser_jax.model.encoder import attention_of, layer_norm
 from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
 from cocondenser_jax.model.sum_norm import NormSettings, add_and_normalize
 
-# A function of a trial's arrays, by name, and of inputs without a gradient.
+# A function of a check's arrays, by name, and of inputs without a gradient.
 Function = Callable[[dict[str, jax.Array], Any], jax.Array]
 # From queries, keys and values, biases, mask, seeds and settings, see `joint.attend_jointly`.
 Attention = Callable[[Any, Any, Any, Any, AttentionSettings], Float[Array, "B L D"]]
@@ -35,7 +35,7 @@ _LONGEST = 512  # tokens
 _NORM_LENGTH = 33  # tokens of each span, whose rows do not fill a program
 
 
-class Trial(NamedTuple):
+class KernelCheck(NamedTuple):
     """A kernel and its XLA counterpart, on the same arrays."""
 
     kernel: Function
@@ -45,14 +45,14 @@ class Trial(NamedTuple):
     cotangent: jax.Array
 
 
-def attention_trial(
+def attention_check(
     kernel: Attention,
     settings: AttentionSettings,
     shape: tuple[int, int],
     dtype: str,
     has_biases: bool,
-) -> Trial:
-    """Returns the trial of an attention kernel on spans of the full length and of shorter ones.
+) -> KernelCheck:
+    """Returns the check of an attention kernel on spans of the full length and of shorter ones.
 
     Args:
       kernel: the attention.
@@ -86,11 +86,11 @@ def attention_trial(
 
     others = mask_BxL, head_seeds(seeds_B if settings.rate else None, settings.n_heads)
     cotangent_BxLxD = _normal(rng, of_rows, dtype)
-    return Trial(by(kernel), by(attend_jointly_by_xla), arrays, others, cotangent_BxLxD)
+    return KernelCheck(by(kernel), by(attend_jointly_by_xla), arrays, others, cotangent_BxLxD)
 
 
-def norm_trial(config: ModelConfig, dtype: str) -> Trial:
-    """Returns the trial of the kernel of residual sums and their LayerNorm."""
+def norm_check(config: ModelConfig, dtype: str) -> KernelCheck:
+    """Returns the check of the kernel of residual sums and their LayerNorm."""
     rng = np.random.default_rng(0)
     rate = config.hidden_dropout_prob
     shape = 3, _NORM_LENGTH, config.hidden_size
@@ -110,22 +110,22 @@ def norm_trial(config: ModelConfig, dtype: str) -> Trial:
         norm = layer_norm(config, jnp.dtype(dtype))
         return cast(jax.Array, norm.apply({"params": params}, sums_BxLxD))
 
-    return Trial(by_kernel, by_xla, arrays, seeds_BxL, _normal(rng, shape, dtype))
+    return KernelCheck(by_kernel, by_xla, arrays, seeds_BxL, _normal(rng, shape, dtype))
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> jax.Array:
     return jnp.asarray(rng.normal(size=shape), dtype)
 
 
-def find_fault(trial: Trial) -> str:
+def find_fault(check: KernelCheck) -> str:
     """Returns what is wrong with a kernel on this host's first device; "" if nothing is.
 
     Its output and gradient must equal XLA's up to rounding in the arrays' dtype. An exception from
     Pallas, Triton or Mosaic is a fault, too.
     """
-    expected = with_gradient(trial.xla, trial)
+    expected = with_gradient(check.xla, check)
     try:
-        found = with_gradient(trial.kernel, trial)
+        found = with_gradient(check.kernel, check)
     except Exception as error:  # each compiler has its own exceptions
         return f"it fails: {whole_message(error)}"
     differences = {name: _difference(found[name], expected[name]) for name in expected}
@@ -138,15 +138,15 @@ def find_fault(trial: Trial) -> str:
     )
 
 
-def with_gradient(function: Function, trial: Trial) -> dict[str, np.ndarray]:
-    """Returns the output of a function of a trial's arrays, and its gradients, by name."""
+def with_gradient(function: Function, check: KernelCheck) -> dict[str, np.ndarray]:
+    """Returns the output of a function of a check's arrays, and its gradients, by name."""
 
     @jax.jit
     def compute(arrays: Any, others: Any, cotangent: Any) -> tuple[jax.Array, Any]:
         output, pull_back = jax.vjp(lambda arrays: function(arrays, others), arrays)
         return output, pull_back(cotangent)[0]
 
-    output, by_arrays = jax.device_get(compute(trial.arrays, trial.others, trial.cotangent))
+    output, by_arrays = jax.device_get(compute(check.arrays, check.others, check.cotangent))
     found = {"output": output} | {f"gradient of {name}": x for name, x in by_arrays.items()}
     return {name: np.asarray(x, np.float32) for name, x in found.items()}
 
@@ -160,16 +160,16 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
 @functools.cache
 def kernel_fault(config: ModelConfig, dtype: str, platform: str, lengths: tuple[int, ...]) -> str:
     """Returns which of a platform's kernels for a network is wrong, and why; "" if none is."""
-    for name, trial in _trials(config, dtype, platform, lengths):
-        if fault := find_fault(trial):
+    for name, check in _checks(config, dtype, platform, lengths):
+        if fault := find_fault(check):
             return f"{name}: {fault}"
     return ""
 
 
-def _trials(
+def _checks(
     config: ModelConfig, dtype: str, platform: str, lengths: tuple[int, ...]
-) -> Iterator[tuple[str, Trial]]:
-    """Yields trials of a platform's kernels, called as in the layers that compute all rows.
+) -> Iterator[tuple[str, KernelCheck]]:
+    """Yields checks of a platform's kernels, called as in the layers that compute all rows.
 
     Spans have each of the lengths, or end within a block like a longer length.
     """
@@ -177,10 +177,10 @@ def _trials(
     size = config.hidden_size // config.num_attention_heads
     kinds = {attention_of(config, number) for number in range(config.num_hidden_layers)}
     for settings, length in itertools.product(kinds, sorted(set(map(_shortened, lengths)))):
-        of_kind = attention_trial(kernel, settings, (length, size), dtype, config.backbone.biases)
+        of_kind = attention_check(kernel, settings, (length, size), dtype, config.backbone.biases)
         yield f"attention, {length} tokens", of_kind
     if platform == "gpu" and not config.backbone.norm_first:
-        yield "LayerNorm", norm_trial(config, dtype)
+        yield "LayerNorm", norm_check(config, dtype)
 
 
 def _shortened(length: int) -> int:

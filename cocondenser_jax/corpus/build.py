@@ -34,6 +34,7 @@ from cocondenser_jax.corpus.tasks import (
 )
 from cocondenser_jax.corpus.token_files import TokenWriter
 from cocondenser_jax.corpus.tokenizer import (
+    N_AROUND,
     Learned,
     SpanTokenizer,
     load_tokenizer,
@@ -48,7 +49,7 @@ from cocondenser_jax.files.workers import Engine, run_tasks
 
 logger = logging.getLogger(__name__)
 
-MIN_MAX_LENGTH = MIN_TOKENS + 2
+MIN_MAX_LENGTH = MIN_TOKENS + N_AROUND
 
 
 class StoreSettings(NamedTuple):

@@ -181,7 +181,7 @@ def held_out_documents(store: TokenStore, n: int, of_one_span: bool) -> np.ndarr
 
 def _hashes(store: TokenStore, documents_D: np.ndarray) -> np.ndarray:
     ends = store.first_span_D[documents_D], store.first_span_D[documents_D + 1] - 1
-    ids = [store.read_spans(spans_D, store.max_length - 2).ids_NxL for spans_D in ends]
+    ids = [store.read_spans(spans_D, store.content_length).ids_NxL for spans_D in ends]
     return hash_rows(np.concatenate(ids, axis=1))
 
 

@@ -16,7 +16,7 @@ import regex
 
 from cocondenser_jax.corpus.first_words import first_word_reader
 from cocondenser_jax.corpus.records import Document
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer
+from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer
 from cocondenser_jax.corpus.words import WordTable
 
 MIN_TOKENS = 8  # a span with fewer content tokens has too little text and is dropped
@@ -106,7 +106,7 @@ def cut_documents(
     spans_D = []
     for document, texts in zip(documents, texts_D, strict=True):
         sentences = islice(encoded, len(texts))
-        spans = _spans_of(document, sentences, tokenizer, max_length - 2, short_span_prob)
+        spans = _spans_of(document, sentences, tokenizer, max_length - N_AROUND, short_span_prob)
         spans_D.append([span for span in spans if len(span.tokens) >= MIN_TOKENS])
     return spans_D
 

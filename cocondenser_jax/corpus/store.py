@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cocondenser_jax.corpus.token_files import Texts, TokenFiles, map_files, read_windows
-from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
+from cocondenser_jax.corpus.tokenizer import N_AROUND, SpanTokenizer, load_tokenizer
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.remote import local_copy
 from cocondenser_jax.files.runs import require_same, task_folders
@@ -69,6 +69,11 @@ class TokenStore:
         """The tokenizer that made the store."""
         return load_tokenizer(str(self.tokenizer_folder))
 
+    @property
+    def content_length(self) -> int:
+        """Content tokens of the longest span."""
+        return self.max_length - N_AROUND
+
     @functools.cached_property
     def documents_of_pairs(self) -> np.ndarray:
         """The documents that have two spans or more, in ascending order."""
@@ -91,7 +96,7 @@ class TokenStore:
         sample_N = np.linspace(0, self.n_spans - 1, min(n_spans, self.n_spans)).astype(np.int64)
         counts_V = np.zeros(self.vocab_size, np.int64)
         for spans_N in np.array_split(sample_N, math.ceil(len(sample_N) / _SPANS_AT_ONCE)):
-            texts = self.read_spans(spans_N, self.max_length - 2)
+            texts = self.read_spans(spans_N, self.content_length)
             inside_NxL = np.arange(texts.ids_NxL.shape[1]) < texts.n_tokens_N[:, None]
             counts_V += np.bincount(texts.ids_NxL[inside_NxL], minlength=self.vocab_size)
         return counts_V
@@ -106,7 +111,7 @@ class TokenStore:
         spans_N = np.asarray(spans_N, np.int64)
         if len(spans_N) and not 0 <= spans_N.min() <= spans_N.max() < self.n_spans:
             raise IndexError(f"span numbers must be in [0, {self.n_spans})")
-        width = min(length, self.max_length - 2)
+        width = min(length, self.content_length)
         texts = Texts(
             ids_NxL=np.zeros((len(spans_N), length), np.int32),
             starts_NxL=np.zeros((len(spans_N), length), np.uint8),

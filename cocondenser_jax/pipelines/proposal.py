@@ -118,7 +118,7 @@ def propose_for(store: TokenStore) -> ConfigDict:
     """Returns settings for a store; pairs are crops if most spans are single sentences."""
     proposed = propose(store.n_spans)
     spans_N = np.linspace(0, store.n_spans - 1, min(store.n_spans, _SPANS_LOOKED_AT)).astype(int)
-    _, starts_NxL, _ = store.read_spans(spans_N, store.max_length - 2)
+    _, starts_NxL, _ = store.read_spans(spans_N, store.content_length)
     has_several_N = (starts_NxL == STARTS_SENTENCE).sum(axis=1) >= 2
     with proposed.unlocked():
         proposed.data.pairs = "sentence" if has_several_N.mean() >= 0.5 else "crops"

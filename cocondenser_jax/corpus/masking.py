@@ -39,7 +39,7 @@ def mask_whole_words(
     mask_id: int,
     ordinary_ids: np.ndarray,
     capacity: int,
-    probability: float | np.ndarray = MASK_PROBABILITY,
+    probability: float | np.ndarray,
 ) -> MaskedSpans:
     """Masks `probability` of the tokens of each text, in whole words, 80/10/10.
 

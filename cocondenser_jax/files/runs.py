@@ -59,7 +59,7 @@ def start_or_compare(
     settings: Mapping[str, Any],
     free: Collection[str] = (),
     also: Collection[str] = (),
-) -> None:
+) -> dict[str, Any]:
     """Writes a new folder's settings, or compares them with those of an earlier start.
 
     Args:
@@ -68,16 +68,20 @@ def start_or_compare(
       free: dotted names that may differ when the work resumes, including all names below them.
       also: see `require_own`.
 
+    Returns:
+      What is in the file.
+
     Raises:
       UserError: naming each difference, or if the folder has other content.
     """
     folder = path.parent
     require_own(path, also)
+    as_read: dict[str, Any] = json.loads(json.dumps(settings))
     if not path.exists():
-        write_json(path, settings)
-        return
-    earlier = flatten(read_object(path))
-    now = flatten(json.loads(json.dumps(settings)))
+        write_json(path, as_read)
+        return as_read
+    started = read_object(path)
+    earlier, now = flatten(started), flatten(as_read)
     differences = [
         f"{name}={earlier.get(name)!r}, now it is {now.get(name)!r}"
         for name in earlier | now
@@ -89,6 +93,7 @@ def start_or_compare(
             f"{folder} was started with {'; '.join(differences)}: choose a new folder, or remove it"
             " first"
         )
+    return started
 
 
 def require_run_folder(folder: Path, *kinds: str) -> None:

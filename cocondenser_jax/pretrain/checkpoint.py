@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -89,7 +88,7 @@ def open_run(
     model_config: ModelConfig,
     store: TokenStore,
     probe_data: Mapping[str, str],
-    computed: Mapping[str, Any] = MappingProxyType({}),
+    computed: Mapping[str, Any],
 ) -> None:
     """Creates the run folder, or checks that the one there belongs to this experiment.
 
@@ -117,8 +116,7 @@ def open_run(
         },
     }
     free = FREE_SETTINGS + _FREE_LATER if _checkpoints(workdir) else FREE_SETTINGS
-    start_or_compare(workdir / "run.json", run, free)
-    started = read_object(workdir / "run.json")
+    started = start_or_compare(workdir / "run.json", run, free)
     if started.get("computed") != run["computed"]:
         write_json(workdir / "run.json", started | {"computed": run["computed"]})
     # Last, so that a folder left by a kill in between still says which run it belongs to.

@@ -19,7 +19,7 @@ from cocondenser_jax.corpus.examples import EXAMPLES
 from cocondenser_jax.corpus.order import held_out_kind
 from cocondenser_jax.corpus.prompts import prompt_lengths
 from cocondenser_jax.corpus.store import TokenStore
-from cocondenser_jax.corpus.tokenizer import N_AROUND, load_tokenizer
+from cocondenser_jax.corpus.tokenizer import N_AROUND
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import hosts
 from cocondenser_jax.pretrain.devices import Forward, mapped_forward
@@ -171,15 +171,13 @@ def _batch_of(
     texts: tuple[Sequence[str], Sequence[str]], spec: BatchSpec, store: TokenStore
 ) -> Batch:
     """Tokenizes queries and passages like the texts of a batch, with its prompts and limits."""
-    tokenizer = load_tokenizer(str(store.tokenizer_folder)).backend
     ids: list[list[int]] = []
     prompts: list[str] = []
     for (prompt, length), of_kind in zip(spec.pair_specs, texts, strict=True):
-        tokenizer.enable_truncation(length - N_AROUND)
-        read = tokenizer.encode_batch_fast(
+        read = store.tokenizer.backend.encode_batch_fast(
             [prompt + text for text in of_kind], add_special_tokens=False
         )
-        ids += [encoding.ids for encoding in read]
+        ids += [encoding.ids[: length - N_AROUND] for encoding in read]
         prompts += [prompt] * len(of_kind)
     n_tokens_S = np.array([len(row) for row in ids])
     inside_SxC = np.arange(n_tokens_S.max()) < n_tokens_S[:, None]

@@ -26,7 +26,9 @@ def masked(n_spans, length, word_share, seed, n_tokens_N=None):
         n_tokens_N = rng.integers(1, content + 1, n_spans)
     draws = rng.integers(0, 2**64, (n_spans, draws_per_span(content, capacity)), np.uint64)
     texts = Texts(ids_NxC, word_start_NxC.astype(np.uint8), n_tokens_N)
-    spans = mask_whole_words(texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=capacity)
+    spans = mask_whole_words(
+        texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=capacity, probability=0.15
+    )
     return spans, ids_NxC, word_start_NxC, n_tokens_N
 
 
@@ -110,7 +112,9 @@ def test_is_what_a_slow_masker_does(length, word_share, seed):
     used = min(capacity, content)
     draws = rng.integers(0, 2**64, (1, draws_per_span(content, capacity)), np.uint64)
     texts = Texts(ids, word_start.astype(np.uint8), np.array([n_tokens]))
-    fast = mask_whole_words(texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=capacity)
+    fast = mask_whole_words(
+        texts, draws, mask_id=MASK, ordinary_ids=ORDINARY, capacity=capacity, probability=0.15
+    )
     positions, shown = mask_slowly(
         ids[0, :n_tokens].tolist(), word_start[0, :n_tokens].tolist(),
         draws[0, : 1 + content + used].tolist(), used,

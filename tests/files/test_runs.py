@@ -32,10 +32,10 @@ def changed(**values):
 
 def test_the_first_start_writes_the_settings_and_a_later_one_leaves_them(tmp_path):
     path = tmp_path / "run" / "run.json"
-    start_or_compare(path, SETTINGS)
+    assert start_or_compare(path, SETTINGS) == SETTINGS
     written = path.read_text()
     assert json.loads(written) == SETTINGS
-    start_or_compare(path, changed(seed=2), free=["seed"])
+    assert start_or_compare(path, changed(seed=2), free=["seed"]) == SETTINGS
     assert path.read_text() == written
     assert [file.name for file in path.parent.iterdir()] == ["run.json"]
 
@@ -72,7 +72,8 @@ def test_a_free_name_stands_for_all_below_it(tmp_path):
 
 def test_what_json_cannot_tell_apart_is_no_difference(tmp_path):
     for _ in range(2):
-        start_or_compare(tmp_path / "run.json", {"betas": (0.9, 0.98)})
+        started = start_or_compare(tmp_path / "run.json", {"betas": (0.9, 0.98)})
+        assert started == {"betas": [0.9, 0.98]}
 
 
 @pytest.mark.parametrize("left", [LOCK, "run.json.partial", "run.json.partial.lock"])

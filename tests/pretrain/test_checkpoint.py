@@ -150,7 +150,7 @@ def test_damage_by_command_line(config, tmp_path, capsys):
     write_experiment(tmp_path, config)
     run, store = tmp_path / "run", open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    checkpoint.open_run(run, resolve(config, store), model_config, store, {})
+    checkpoint.open_run(run, resolve(config, store), model_config, store, {}, {})
     with checkpoint.checkpoint_writer(run, keep=2) as save:
         state = initial_state(init_params(model_config, 0), step_of(config, 6).optimizer, ())
         for step in (2, 4):
@@ -293,7 +293,7 @@ def test_a_second_process_does_not_train_the_same_run(config, tmp_path, hold):
 
 def test_a_run_that_was_killed_while_it_made_its_folder_resumes(config, tmp_path):
     store = open_store(Path(config.data.store))
-    arguments = tmp_path / "run", resolve(config, store), model_of(config, store), store, {}
+    arguments = tmp_path / "run", resolve(config, store), model_of(config, store), store, {}, {}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json.partial").write_text("{")
     checkpoint.open_run(*arguments)
@@ -331,8 +331,8 @@ def test_a_run_says_how_it_is_computed_now(config, tmp_path):
 def test_another_experiment_is_refused_with_the_difference(config, tmp_path, setting, value):
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {})
-    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {})
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {}, {})
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {}, {})
     other = config.copy_and_resolve_references().unlock()
     section, _, name = setting.rpartition(".")
     place = other[section] if section else other
@@ -340,7 +340,7 @@ def test_another_experiment_is_refused_with_the_difference(config, tmp_path, set
     place[name] = value
     with pytest.raises(UserError, match=f"config.{setting}={before}, now it is {value}"):
         checkpoint.open_run(
-            tmp_path / "run", resolve(other, store), model_of(other, store), store, {}
+            tmp_path / "run", resolve(other, store), model_of(other, store), store, {}, {}
         )
 
 
@@ -363,31 +363,31 @@ MAY_DIFFER = {
 def test_every_setting_but_these_is_the_same_when_a_run_resumes(config, tmp_path):
     store = open_store(Path(config.data.store))
     experiment, model_config = resolve(config, store), model_of(config, store)
-    checkpoint.open_run(tmp_path / "run", experiment, model_config, store, {})
+    checkpoint.open_run(tmp_path / "run", experiment, model_config, store, {}, {})
     for name in declared_settings(PRETRAINING):
         settings = config.copy_and_resolve_references().unlock()
         with settings.ignore_type():
             change_settings(settings, {name: "another value"})
         other = experiment._replace(settings=settings.to_dict())
         if name in MAY_DIFFER:
-            checkpoint.open_run(tmp_path / "run", other, model_config, store, {})
+            checkpoint.open_run(tmp_path / "run", other, model_config, store, {}, {})
             continue
         with pytest.raises(UserError, match=f"with config.{name}=.*, now it is 'another value'"):
-            checkpoint.open_run(tmp_path / "run", other, model_config, store, {})
+            checkpoint.open_run(tmp_path / "run", other, model_config, store, {}, {})
 
 
 def test_another_start_is_refused_until_there_is_a_checkpoint(config, tmp_path):
     """It would be trained from, and run.json would name the first."""
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {})
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {}, {})
     other = config.copy_and_resolve_references().unlock()
     other.warm_start = "moved"
     experiment = resolve(other, store)
     with pytest.raises(UserError, match=r"config\.warm_start='', now it is 'moved'"):
-        checkpoint.open_run(tmp_path / "run", experiment, model_config, store, {})
+        checkpoint.open_run(tmp_path / "run", experiment, model_config, store, {}, {})
     (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
-    checkpoint.open_run(tmp_path / "run", experiment, model_config, store, {})
+    checkpoint.open_run(tmp_path / "run", experiment, model_config, store, {}, {})
 
 
 def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):
@@ -395,7 +395,7 @@ def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):
     shutil.copytree(folder, other)
     both = open_store(Path(f"{folder},3*{other}"))
     model_config = model_of(config, both)
-    checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, both, {})
+    checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, both, {}, {})
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     one = json.loads(Path(folder, "manifest.json").read_text())
     assert run["data"] == {
@@ -409,18 +409,18 @@ def test_a_run_keeps_the_weights_of_its_stores(config, tmp_path):
     assert run["versions"].keys() == {"cocondenser_jax", *checkpoint.LIBRARIES}
     even = open_store(Path(f"{folder},{other}"))
     with pytest.raises(UserError, match=r"data\.weights=\[1\.0, 3\.0\], now it is \[1\.0, 1\.0\]"):
-        checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, even, {})
+        checkpoint.open_run(tmp_path / "run", resolve(config, both), model_config, even, {}, {})
 
 
 def test_other_data_are_refused_and_moved_data_are_not(config, tmp_path):
     store = open_store(Path(config.data.store))
     model_config = model_of(config, store)
-    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {})
+    checkpoint.open_run(tmp_path / "run", resolve(config, store), model_config, store, {}, {})
     moved = config.copy_and_resolve_references().unlock()
     moved.data.store = str(tmp_path / "store")
     shutil.copytree(config.data.store, moved.data.store)
     there = open_store(tmp_path / "store")
-    checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there, {})
+    checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there, {}, {})
     manifest = tmp_path / "store" / "manifest.json"
     other = json.loads(manifest.read_text())
     other["files"]["tokens.bin"]["sha256"] = other["files"]["tokens.bin"]["sha256"][::-1]
@@ -428,4 +428,4 @@ def test_other_data_are_refused_and_moved_data_are_not(config, tmp_path):
     manifest.write_text(json.dumps(other))
     there = open_store(tmp_path / "store")
     with pytest.raises(UserError, match=r"was started with data\.sha256="):
-        checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there, {})
+        checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there, {}, {})

@@ -128,7 +128,8 @@ def test_other_texts_or_judgments_are_refused_and_moved_ones_are_not(config, dat
     def start(folder):
         config.probe.update({"every": 3, "data": str(folder), "split": "dev"})
         (of_folder,) = folder_probes(config)
-        open_run(tmp_path / "run", resolve(config, store), model_config, store, of_folder.record)
+        experiment = resolve(config, store)
+        open_run(tmp_path / "run", experiment, model_config, store, of_folder.record, {})
 
     start(data)
     moved = Path(shutil.copytree(data, tmp_path / "moved"))

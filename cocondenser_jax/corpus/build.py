@@ -266,19 +266,44 @@ def _write_store(
             dropped["too_short"] += len(batch) - len(rows)
             n_single += sum(len(spans) == 1 for _, spans in rows)
             writer.write(rows)
-    for string, n_documents in held.items():
+    _warn_of_special(held)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(tokenizer, folder / "tokenizer")
+    totals = {
+        "counts": writer.counts | {"documents_of_one_span": n_single},
+        "dropped": dict(dropped),
+    }
+    manifest = _manifest(folder, settings, read.hexdigest(), tokenizer, totals)
+    write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def _warn_of_special(n_documents: Mapping[str, int]) -> None:
+    """Warns of special tokens in the text, of each with the number of documents that hold it."""
+    for string, n in n_documents.items():
         logger.warning(
             "%d documents contain %s: training reads it as ordinary text, search as a special"
             " token, so the vectors of these texts differ",
-            n_documents,
+            n,
             string,
         )
-    (folder / "tokenizer").mkdir()
-    save_tokenizer(tokenizer, folder / "tokenizer")
+
+
+def _manifest(
+    folder: Path,
+    settings: StoreSettings,
+    documents_sha256: str,
+    tokenizer: SpanTokenizer,
+    totals: Mapping[str, Mapping[str, int]],
+) -> dict[str, Any]:
+    """Returns the manifest of a store whose other files are in `folder`.
+
+    `totals` has what was written and what was left out: `counts` and `dropped`.
+    """
     manifest = {
         "format_version": FORMAT_VERSION,
         **settings._asdict(),
-        "documents_sha256": read.hexdigest(),
+        "documents_sha256": documents_sha256,
         "tokenizer": {
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
@@ -289,8 +314,7 @@ def _write_store(
             "special_ids": [*tokenizer.special_ids],
             "sha256": tokenizer.sha256,
         },
-        "counts": writer.counts | {"documents_of_one_span": n_single},
-        "dropped": dict(dropped),
+        **totals,
         "files": {
             path.relative_to(folder).as_posix(): {
                 "bytes": path.stat().st_size,
@@ -300,9 +324,7 @@ def _write_store(
             if path.is_file()
         },
     }
-    manifest["checksum"] = manifest_checksum(manifest)
-    write_json(folder / "manifest.json", manifest)
-    return manifest
+    return manifest | {"checksum": manifest_checksum(manifest)}
 
 
 def build_vocabulary(

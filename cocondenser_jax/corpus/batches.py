@@ -12,13 +12,7 @@ import numpy as np
 
 from cocondenser_jax.corpus.examples import BatchSpec
 from cocondenser_jax.corpus.masking import draws_per_span, mask_whole_words
-from cocondenser_jax.corpus.order import (
-    batch_examples,
-    hash_rows,
-    held_out,
-    held_out_kind,
-    require_examples,
-)
+from cocondenser_jax.corpus.order import batch_examples, hash_rows, held_out, held_out_kind
 from cocondenser_jax.corpus.prompts import count_tokens, prompt_lengths, read_as
 from cocondenser_jax.corpus.spans import MIN_TOKENS
 from cocondenser_jax.corpus.store import TokenStore
@@ -164,7 +158,6 @@ def read_batches(
     n_hosts: int = 1,
 ) -> Iterator[Batch]:
     """Yields the batches of steps `first_step` to `n_steps - 1`, prepared ahead in threads."""
-    require_examples(store, spec, n_hosts)  # raised here and not in a thread
     steps = grain.MapDataset.range(first_step, n_steps)
     batches = steps.map(lambda step: make_batch(store, spec, int(step), host=host, n_hosts=n_hosts))
     return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))

@@ -115,6 +115,7 @@ def _train(
         probe_data = {name: value for probe in probes for name, value in probe.record.items()}
         model_config, params = _model_and_params(experiment, workdir, store, probe_data)
         experiment = reading_as(experiment, model_config.representation)
+        _require_fitting(experiment, model_config, store)
         experiment, fault = _with_attention(experiment, model_config)
         experiment = _with_chunks(experiment, model_config)
         train_step = mapped_step(model_config, experiment.step)
@@ -163,11 +164,7 @@ def _train(
 def _model_and_params(
     experiment: Experiment, workdir: Path, store: TokenStore, probe_data: Mapping[str, str]
 ) -> tuple[ModelConfig, Any | None]:
-    """Returns the run's model, and on host 0 the parameters of a run without a checkpoint.
-
-    Raises:
-      UserError: if the store, the batches or the devices do not fit the model.
-    """
+    """Returns the run's model, and on host 0 the parameters of a run without a checkpoint."""
     model = params = None
     if hosts.is_first():
         model_config = checkpoint.started_model(workdir)
@@ -180,16 +177,18 @@ def _model_and_params(
         "probe.data": probe_data,
         "model": model,
     }
-    model_config = ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"])
+    return ModelConfig.from_dict(hosts.broadcast_and_compare(facts)["model"]), params
+
+
+def _require_fitting(experiment: Experiment, model_config: ModelConfig, store: TokenStore) -> None:
+    """Raises a UserError if the store, the batches or the devices do not fit the model."""
     model_config.require_tokenizer(store.path, store.vocab_size, store.pad_id)
-    loss, longest = experiment.step.loss, model_config.longest_text
-    n_devices, kept = count_devices(), loss.kept_chunks
-    check_batch(experiment.batches, loss.chunk_size, longest, n_devices, kept)
-    choose_layout(model_config, loss, experiment.batches.length, all_devices())
-    spec = reading_as(experiment, model_config.representation).batches
+    loss, spec = experiment.step.loss, experiment.batches
+    n_devices, longest = count_devices(), model_config.longest_text
+    check_batch(spec, loss.chunk_size, longest, n_devices, loss.kept_chunks)
+    choose_layout(model_config, loss, spec.length, all_devices())
     require_room(spec, store.tokenizer)
     require_examples(store, spec, hosts.count())
-    return model_config, params
 
 
 def _with_attention(experiment: Experiment, model_config: ModelConfig) -> tuple[Experiment, str]:

@@ -21,6 +21,7 @@ from cocondenser_jax.corpus.order import (
     batch_examples,
     epoch_examples,
     held_out_documents,
+    require_examples,
     steps_per_epoch,
 )
 from cocondenser_jax.corpus.store import TokenStore, open_store
@@ -300,15 +301,15 @@ def test_batches_that_cannot_be_filled_are_refused(store, example, unit):
         f" expected 1 to {n}, the number that is not held out, because no batch contains one twice"
     )
     with pytest.raises(UserError, match=whole(said)):
-        read_batches(store, spec, first_step=0, n_steps=1)
+        require_examples(store, spec, n_hosts=1)
 
 
 def test_a_batch_that_can_be_filled_is_not_refused(store):
-    read_batches(store, SPEC._replace(batch_size=24), first_step=0, n_steps=1)
+    require_examples(store, SPEC._replace(batch_size=24), n_hosts=1)
     with pytest.raises(
         UserError, match=whole("config.data.batch_size 8 is not a multiple of 3 hosts")
     ):
-        read_batches(store, SPEC, first_step=0, n_steps=1, n_hosts=3)
+        require_examples(store, SPEC, n_hosts=3)
 
 
 @pytest.mark.parametrize("example", ["span", "spans", "cloze", "sentence", "title"])

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.corpus import order
-from cocondenser_jax.corpus.batches import BatchSpec, make_batch, read_batches
-from cocondenser_jax.corpus.order import batch_examples, epoch_examples, steps_per_epoch
+from cocondenser_jax.corpus.batches import BatchSpec, make_batch
+from cocondenser_jax.corpus.order import (
+    batch_examples,
+    epoch_examples,
+    require_examples,
+    steps_per_epoch,
+)
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from tests.lines import whole
@@ -87,7 +92,7 @@ def test_a_corpus_that_is_too_small_for_its_weight_is_refused(mixed, weights, ba
     both = open_store(Path(f"{weights[0]}*{mixed['some']},{weights[1]}*{mixed['many']}"))
     spec = BatchSpec(seed=1, batch_size=batch_size, length=30, example="span")
     with pytest.raises(UserError, match=whole(said)):
-        read_batches(both, spec, first_step=0, n_steps=1)
+        require_examples(both, spec, n_hosts=1)
     with pytest.raises(UserError, match=whole(said)):
         make_batch(both, spec, 0)
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
 from cocondenser_jax.model.attention import AttentionSettings
 from cocondenser_jax.model.dropout import Input, fold_in, keeps
-from cocondenser_jax.model.kernels import LEAST, Head, dot, drop, rounded
+from cocondenser_jax.model.kernels import LEAST, Dropout, dot, drop
 
 BLOCK = 64  # tokens; with 128, registers spill on an H100
 _WARPS = 4
@@ -43,54 +43,53 @@ def attend_in_blocks(
     """
     n_spans, length, size_3 = joined_BxLx3D.shape
     n_heads, rate = settings.n_heads, settings.rate
-    size, dtype = size_3 // 3 // n_heads, joined_BxLx3D.dtype
     if seeds_BxN is None:
         seeds_BxN, rate = jnp.zeros((n_spans, n_heads), jnp.uint32), 0.0
-    head = Head(n_heads, rate, 1.0, rounded(1.0 - rate, dtype))
-    joined = joined_BxLx3D.reshape(n_spans, length, 3, n_heads, size)
+    joined_BxLx3xNxH = joined_BxLx3D.reshape(n_spans, length, 3, n_heads, -1)
     mask_BxL = jnp.asarray(mask_BxL).astype(jnp.int32)
-    context = _attend(head, settings.width, (joined, mask_BxL, seeds_BxN))
-    return context.reshape(n_spans, length, size_3 // 3)
+    arrays = joined_BxLx3xNxH, mask_BxL, seeds_BxN
+    context_BxLxNxH = _attend(Dropout.of(rate, joined_BxLx3D.dtype), settings.width, arrays)
+    return context_BxLxNxH.reshape(n_spans, length, size_3 // 3)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(head: Head, width: int | None, arrays: tuple[jax.Array, ...]) -> jax.Array:
-    return _attend_forward(head, width, arrays)[0]
+def _attend(dropout: Dropout, width: int | None, arrays: tuple[jax.Array, ...]) -> jax.Array:
+    return _attend_forward(dropout, width, arrays)[0]
 
 
 def _attend_forward(
-    head: Head, width: int | None, arrays: tuple[jax.Array, ...]
+    dropout: Dropout, width: int | None, arrays: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    joined, mask_BxL, seeds_BxN = arrays
-    n_spans, length, _, n_heads, size = joined.shape
+    joined_BxLx3xNxH, mask_BxL, seeds_BxN = arrays
+    n_spans, length, _, n_heads, size = joined_BxLx3xNxH.shape
     blocks = _Blocks(length, size)
-    context, logs_BxNxL = pl.pallas_call(
-        functools.partial(_forward_program, head=head, width=width, length=length),
+    context_BxLxNxH, logs_BxNxL = pl.pallas_call(
+        functools.partial(_forward_program, dropout=dropout, width=width, length=length),
         grid=(n_spans, n_heads, blocks.number),
         in_specs=[blocks.rows(0), blocks.whole(1), blocks.whole(2), *blocks.others()],
         out_specs=[blocks.context_rows(), blocks.row_numbers()],
         out_shape=[
-            jax.ShapeDtypeStruct((n_spans, length, n_heads, size), joined.dtype),
+            jax.ShapeDtypeStruct((n_spans, length, n_heads, size), joined_BxLx3xNxH.dtype),
             jax.ShapeDtypeStruct((n_spans, n_heads, length), jnp.float32),
         ],
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
         name="block_attention",
-    )(joined, joined, joined, mask_BxL, seeds_BxN)
-    return context, (*arrays, context, logs_BxNxL)
+    )(*[joined_BxLx3xNxH] * 3, mask_BxL, seeds_BxN)
+    return context_BxLxNxH, (*arrays, context_BxLxNxH, logs_BxNxL)
 
 
 def _attend_backward(
-    head: Head, width: int | None, kept: tuple[jax.Array, ...], cotangent: jax.Array
+    dropout: Dropout, width: int | None, stored: tuple[jax.Array, ...], cotangent_BxLxNxH: jax.Array
 ) -> tuple[tuple[jax.Array | None, ...]]:
-    joined, mask_BxL, seeds_BxN, context, logs_BxNxL = kept
-    n_spans, length, _, n_heads, size = joined.shape
+    joined_BxLx3xNxH, mask_BxL, seeds_BxN, context_BxLxNxH, logs_BxNxL = stored
+    n_spans, length, _, n_heads, size = joined_BxLx3xNxH.shape
     # The mean of a row's gradient, weighted by its attention after dropout: softmax's correction
     # term.
-    products = cotangent.astype(jnp.float32) * context.astype(jnp.float32)
-    means_BxNxL = jnp.sum(products, axis=-1).swapaxes(1, 2)
+    products_BxLxNxH = cotangent_BxLxNxH.astype(jnp.float32) * context_BxLxNxH.astype(jnp.float32)
+    means_BxNxL = jnp.sum(products_BxLxNxH, axis=-1).swapaxes(1, 2)
     blocks = _Blocks(length, size)
-    by_joined = pl.pallas_call(
-        functools.partial(_backward_program, head=head, width=width, length=length),
+    by_joined_BxLx3xNxH = pl.pallas_call(
+        functools.partial(_backward_program, dropout=dropout, width=width, length=length),
         grid=(n_spans, n_heads, blocks.number),
         in_specs=[
             *(blocks.whole(i) for i in range(3)),
@@ -100,11 +99,11 @@ def _attend_backward(
             blocks.all_numbers(),
         ],
         out_specs=pl.BlockSpec((None, BLOCK, 3, None, size), lambda b, n, i: (b, i, 0, n, 0)),
-        out_shape=jax.ShapeDtypeStruct(joined.shape, joined.dtype),
+        out_shape=jax.ShapeDtypeStruct(joined_BxLx3xNxH.shape, joined_BxLx3xNxH.dtype),
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
         name="block_attention_gradient",
-    )(joined, joined, joined, mask_BxL, seeds_BxN, cotangent, logs_BxNxL, means_BxNxL)
-    return ((by_joined, None, None),)
+    )(*[joined_BxLx3xNxH] * 3, mask_BxL, seeds_BxN, cotangent_BxLxNxH, logs_BxNxL, means_BxNxL)
+    return ((by_joined_BxLx3xNxH, None, None),)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -154,7 +153,7 @@ class _Blocks:
         return pl.BlockSpec((None, None, self.n_rows), lambda b, n, i: (b, n, 0))
 
 
-def _forward_program(*refs: Any, head: Head, width: int | None, length: int) -> None:
+def _forward_program(*refs: Any, dropout: Dropout, width: int | None, length: int) -> None:
     query_ref, key_ref, value_ref, mask_ref, seed_ref, context_ref, logs_ref = refs
     block = pl.program_id(2)
     n_rows, size = query_ref.shape
@@ -169,7 +168,7 @@ def _forward_program(*refs: Any, head: Head, width: int | None, length: int) -> 
         now_R = jnp.maximum(most_R, jnp.max(scores_RxC, axis=1))
         powers_RxC = jnp.exp(scores_RxC - now_R[:, None])
         shrunk_R = jnp.exp(most_R - now_R)
-        weights_RxC = drop(powers_RxC, _kept(head, seed_ref[...], (block, j)), head.kept)
+        weights_RxC = drop(powers_RxC, _kept(dropout, seed_ref[...], (block, j)), dropout.share)
         seen_RxH = dot(weights_RxC.astype(value_CxH.dtype), value_CxH, 1, 0)
         sums_R = sums_R * shrunk_R + jnp.sum(powers_RxC, axis=1)
         return now_R, sums_R, context_RxH * shrunk_R[:, None] + seen_RxH
@@ -181,13 +180,13 @@ def _forward_program(*refs: Any, head: Head, width: int | None, length: int) -> 
     triton.store(logs_ref, most_R + jnp.log(sums_R), mask=is_row_R)
 
 
-def _backward_program(*refs: Any, head: Head, width: int | None, length: int) -> None:
+def _backward_program(*refs: Any, dropout: Dropout, width: int | None, length: int) -> None:
     """Computes the gradients of a block's keys and values, then that of its queries."""
     *read, by_joined_ref = refs
     own = pl.program_id(2)
     size = read[0].shape[-1]
     gradients = functools.partial(
-        _weight_gradients, tuple(read), head=head, width=width, length=length
+        _weight_gradients, tuple(read), dropout=dropout, width=width, length=length
     )
     none_CxH = jnp.zeros((BLOCK, size))
     near = _near(own, width, length)
@@ -214,7 +213,7 @@ def _weight_gradients(
     refs: tuple[Any, ...],
     at: tuple[jax.Array, jax.Array],
     *,
-    head: Head,
+    dropout: Dropout,
     width: int | None,
     length: int,
 ) -> tuple[jax.Array, ...]:
@@ -229,9 +228,9 @@ def _weight_gradients(
     visible_RxC = _visible(mask_ref, at, width, length)
     scores_RxC = jnp.where(visible_RxC, dot(query_RxH, key_CxH, 1, 1), LEAST)
     softmax_RxC = jnp.exp(scores_RxC - log_R[:, None])
-    kept_RxC = _kept(head, seed_ref[...], at)
-    weights_RxC = drop(softmax_RxC.astype(dtype), kept_RxC, head.kept)
-    by_weights_RxC = drop(dot(cotangent_RxH, value_CxH, 1, 1), kept_RxC, head.kept)
+    kept_RxC = _kept(dropout, seed_ref[...], at)
+    weights_RxC = drop(softmax_RxC.astype(dtype), kept_RxC, dropout.share)
+    by_weights_RxC = drop(dot(cotangent_RxH, value_CxH, 1, 1), kept_RxC, dropout.share)
     by_scores_RxC = (softmax_RxC * (by_weights_RxC - mean_R[:, None])).astype(dtype)
     return weights_RxC, by_scores_RxC, query_RxH, key_CxH, cotangent_RxH
 
@@ -287,14 +286,14 @@ def _visible(
 
 
 def _kept(
-    head: Head, seed: jax.Array, at: tuple[jax.Array, jax.Array]
+    dropout: Dropout, seed: jax.Array, at: tuple[jax.Array, jax.Array]
 ) -> Bool[Array, "R C"] | None:
     """Returns which weights dropout keeps: the same as `dropout.dropout` with a head's seed."""
-    if not head.rate:
+    if not dropout.rate:
         return None
     i, j = at
     shape = BLOCK, BLOCK
     seeds_R = fold_in(jnp.full(BLOCK, seed), _tokens(i))
     assert seeds_R is not None
     columns_RxC = jnp.broadcast_to(_tokens(j)[None], shape)
-    return keeps(jnp.broadcast_to(seeds_R[:, None], shape), columns_RxC, head.rate)
+    return keeps(jnp.broadcast_to(seeds_R[:, None], shape), columns_RxC, dropout.rate)

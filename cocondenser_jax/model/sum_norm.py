@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, UInt32
 
 from cocondenser_jax.model.dropout import keeps
-from cocondenser_jax.model.kernels import drop, rounded
+from cocondenser_jax.model.kernels import Dropout, drop
 
 _GROUP = 2  # rows
 _GROUPS = 16  # of a program of the gradient
@@ -54,19 +54,23 @@ def add_and_normalize(
     if bias_D is None:
         bias_D = jnp.zeros_like(scale_D)
     if seeds_BxL is None:
-        seeds_N, settings = jnp.zeros(n_rows, jnp.uint32), settings._replace(rate=0.0)
+        seeds_N, rate = jnp.zeros(n_rows, jnp.uint32), 0.0
     else:
-        seeds_N = seeds_BxL.reshape(n_rows)
+        seeds_N, rate = seeds_BxL.reshape(n_rows), settings.rate
     flat = (x.reshape(n_rows, size) for x in (hidden_BxLxD, branch_BxLxD))
-    return _normalize(settings, (*flat, scale_D, bias_D, seeds_N)).reshape(hidden_BxLxD.shape)
+    arrays = *flat, scale_D, bias_D, seeds_N
+    out_NxD = _normalize(settings.epsilon, Dropout.of(rate, hidden_BxLxD.dtype), arrays)
+    return out_NxD.reshape(hidden_BxLxD.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normalize(settings: NormSettings, arrays: tuple[jax.Array, ...]) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _normalize(epsilon: float, dropout: Dropout, arrays: tuple[jax.Array, ...]) -> jax.Array:
     hidden_NxD = arrays[0]
     blocks = _Blocks(hidden_NxD.shape[1], _GROUP)
     return pl.pallas_call(
-        functools.partial(_forward_program, settings=settings, shape=hidden_NxD.shape),
+        functools.partial(
+            _forward_program, epsilon=epsilon, dropout=dropout, shape=hidden_NxD.shape
+        ),
         grid=(pl.cdiv(len(hidden_NxD), _GROUP),),
         in_specs=blocks.read(),
         out_specs=blocks.rows(),
@@ -77,13 +81,13 @@ def _normalize(settings: NormSettings, arrays: tuple[jax.Array, ...]) -> jax.Arr
 
 
 def _normalize_forward(
-    settings: NormSettings, arrays: tuple[jax.Array, ...]
+    epsilon: float, dropout: Dropout, arrays: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _normalize(settings, arrays), arrays
+    return _normalize(epsilon, dropout, arrays), arrays
 
 
 def _normalize_backward(
-    settings: NormSettings, arrays: tuple[jax.Array, ...], cotangent_NxD: jax.Array
+    epsilon: float, dropout: Dropout, arrays: tuple[jax.Array, ...], cotangent_NxD: jax.Array
 ) -> tuple[tuple[jax.Array | None, ...]]:
     hidden_NxD, _, scale_D, bias_D, _ = arrays
     n_rows, size = hidden_NxD.shape
@@ -91,9 +95,11 @@ def _normalize_backward(
     n_programs = pl.cdiv(n_rows, _GROUP * _GROUPS)
     by_rows = jax.ShapeDtypeStruct(hidden_NxD.shape, hidden_NxD.dtype)
     sums = jax.ShapeDtypeStruct((n_programs, size), jnp.float32)
-    n_by_rows = 2 if settings.rate else 1
+    n_by_rows = 2 if dropout.rate else 1
     *gradients, by_scale_GxD, by_bias_GxD = pl.pallas_call(
-        functools.partial(_backward_program, settings=settings, shape=hidden_NxD.shape),
+        functools.partial(
+            _backward_program, epsilon=epsilon, dropout=dropout, shape=hidden_NxD.shape
+        ),
         grid=(n_programs,),
         in_specs=[*blocks.read(), blocks.rows()],
         out_specs=[*[blocks.rows()] * n_by_rows, blocks.columns(), blocks.columns()],
@@ -144,7 +150,8 @@ class _Group(NamedTuple):
 def _read_group(
     refs: tuple[Any, ...],
     place: tuple[jax.Array, Any],
-    settings: NormSettings,
+    epsilon: float,
+    dropout: Dropout,
     shape: tuple[int, ...],
 ) -> _Group:
     """Reads a group of rows; `place` is the number of its program, and its number within that."""
@@ -160,22 +167,17 @@ def _read_group(
         triton.load(ref.at[at, :], mask=is_inside_RxP, other=0) for ref in (hidden_ref, branch_ref)
     )
     kept_RxP = None
-    if settings.rate:
+    if dropout.rate:
         seeds_R = triton.load(seeds_ref.at[at], mask=is_row_R, other=0)
         seeds_RxP = jnp.broadcast_to(seeds_R[:, None], columns_RxP.shape)
-        kept_RxP = keeps(seeds_RxP, columns_RxP, settings.rate)
-    sums_RxP = hidden_RxP + drop(branch_RxP, kept_RxP, _share(settings, branch_RxP.dtype))
+        kept_RxP = keeps(seeds_RxP, columns_RxP, dropout.rate)
+    sums_RxP = hidden_RxP + drop(branch_RxP, kept_RxP, dropout.share)
     sums_RxP = sums_RxP.astype(jnp.float32)
     means_Rx1 = jnp.sum(sums_RxP, axis=1, keepdims=True) / shape[1]
     centered_RxP = jnp.where(is_inside_RxP, sums_RxP - means_Rx1, 0.0)
     variances_Rx1 = jnp.sum(centered_RxP * centered_RxP, axis=1, keepdims=True) / shape[1]
-    inverse_Rx1 = jax.lax.rsqrt(variances_Rx1 + settings.epsilon)
+    inverse_Rx1 = jax.lax.rsqrt(variances_Rx1 + epsilon)
     return _Group(at, is_inside_RxP, centered_RxP * inverse_Rx1, inverse_Rx1, kept_RxP)
-
-
-def _share(settings: NormSettings, dtype: Any) -> float:
-    """Returns the divisor of the elements that dropout keeps."""
-    return rounded(1.0 - settings.rate, dtype)
 
 
 def _read_columns(ref: Any, shape: tuple[int, ...]) -> Float[Array, "1 P"]:
@@ -183,21 +185,21 @@ def _read_columns(ref: Any, shape: tuple[int, ...]) -> Float[Array, "1 P"]:
     return triton.load(ref, mask=is_column_P, other=0).astype(jnp.float32)[None]
 
 
-def _forward_program(*refs: Any, settings: NormSettings, shape: tuple[int, ...]) -> None:
+def _forward_program(*refs: Any, epsilon: float, dropout: Dropout, shape: tuple[int, ...]) -> None:
     *read, out_ref = refs
-    group = _read_group(tuple(read), (pl.program_id(0), 0), settings, shape)
+    group = _read_group(tuple(read), (pl.program_id(0), 0), epsilon, dropout, shape)
     scale_1xP, bias_1xP = (_read_columns(ref, shape) for ref in read[2:4])
     out_RxP = (group.standard_RxP * scale_1xP + bias_1xP).astype(out_ref.dtype)
     triton.store(out_ref, out_RxP, mask=group.is_inside_RxP)
 
 
-def _backward_program(*refs: Any, settings: NormSettings, shape: tuple[int, ...]) -> None:
+def _backward_program(*refs: Any, epsilon: float, dropout: Dropout, shape: tuple[int, ...]) -> None:
     read, cotangent_ref, by_rows = refs[:5], refs[5], refs[6:-2]
     program, n_columns = pl.program_id(0), cotangent_ref.shape[1]
     scale_1xP = _read_columns(read[2], shape)
 
     def add_group(i: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        group = _read_group(read, (program, i), settings, shape)
+        group = _read_group(read, (program, i), epsilon, dropout, shape)
         cotangent_RxP = triton.load(
             cotangent_ref.at[group.at, :], mask=group.is_inside_RxP, other=0
         ).astype(jnp.float32)
@@ -207,7 +209,7 @@ def _backward_program(*refs: Any, settings: NormSettings, shape: tuple[int, ...]
         along_Rx1 = jnp.sum(along_RxP, axis=1, keepdims=True) / shape[1]
         by_sum_RxP = by_standard_RxP - mean_Rx1 - group.standard_RxP * along_Rx1
         by_sum_RxP = (by_sum_RxP * group.inverse_Rx1).astype(by_rows[0].dtype)
-        by_branch_RxP = drop(by_sum_RxP, group.kept_RxP, _share(settings, by_sum_RxP.dtype))
+        by_branch_RxP = drop(by_sum_RxP, group.kept_RxP, dropout.share)
         for ref, by_term_RxP in zip(by_rows, (by_sum_RxP, by_branch_RxP), strict=False):
             triton.store(ref.at[group.at, :], by_term_RxP, mask=group.is_inside_RxP)
         by_scale_P, by_bias_P = sums

@@ -136,7 +136,7 @@ def test_a_run_does_without_a_wrong_kernel(config, tmp_path, caplog, broken):
 def test_the_kernel_of_sums_and_layer_norm_is_tried_too(config, monkeypatch):
     config = changed(config, model__hidden_dropout_prob=0.1)
     model_config = model_of(config, open_store(config.data.store))
-    monkeypatch.setattr(sum_norm, "_share", lambda *_: 1.0)
+    monkeypatch.setattr(sum_norm, "drop", lambda x, *_: x)
     fault = kernel_fault(model_config, "float32", "gpu", (16,))
     assert fault.startswith("LayerNorm: its ")
 

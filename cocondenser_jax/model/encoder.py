@@ -1,8 +1,8 @@
 """The parts of every backbone: embeddings, layer, MLM projection.
 
-Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span,
-D hidden size, N attention heads, H size of a head, F intermediate size, V vocabulary,
-M masked positions of a span.
+Shape legend of the model: B spans, L tokens of a span, Q requested rows of a span, S either of the
+two, D hidden size, E size of a vector, N attention heads, H size of a head, F intermediate size,
+V vocabulary, M masked positions of a span, K buckets of distances.
 """
 
 import functools

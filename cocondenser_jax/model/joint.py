@@ -41,12 +41,16 @@ def attend_jointly(
     if bias_3D is not None and (platform == "tpu" or (is_short and is_plain)):
         return attend_whole(product_BxLx3D, bias_3D, mask_BxL, seeds_BxN, settings, platform)
     n_spans, length, size_3 = product_BxLx3D.shape
-    joined = _with_bias(product_BxLx3D, bias_3D).reshape(n_spans, length, 3, settings.n_heads, -1)
-    scale = jnp.sqrt(joined.shape[-1]).astype(joined.dtype)
-    query, key, value = joined[:, :, :1] / scale, joined[:, :, 1:2], joined[:, :, 2:]
+    biased_BxLx3D = _with_bias(product_BxLx3D, bias_3D)
+    parts_BxLx3xNxH = biased_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)
+    scale = jnp.sqrt(parts_BxLx3xNxH.shape[-1]).astype(parts_BxLx3xNxH.dtype)
+    query_BxLx1xNxH = parts_BxLx3xNxH[:, :, :1] / scale
+    key_BxLx1xNxH, value_BxLx1xNxH = parts_BxLx3xNxH[:, :, 1:2], parts_BxLx3xNxH[:, :, 2:]
     if settings.base:
-        query, key = _rotate(query, settings.base), _rotate(key, settings.base)
-    joined_BxLx3D = jnp.concatenate([query, key, value], axis=2).reshape(n_spans, length, size_3)
+        query_BxLx1xNxH = _rotate(query_BxLx1xNxH, settings.base)
+        key_BxLx1xNxH = _rotate(key_BxLx1xNxH, settings.base)
+    joined_BxLx3xNxH = jnp.concatenate([query_BxLx1xNxH, key_BxLx1xNxH, value_BxLx1xNxH], axis=2)
+    joined_BxLx3D = joined_BxLx3xNxH.reshape(n_spans, length, size_3)
     return attend_in_blocks(joined_BxLx3D, mask_BxL, seeds_BxN, settings)
 
 
@@ -60,8 +64,8 @@ def attend_jointly_by_xla(
     """Returns the same as `attend_jointly`, computed like three separate linear maps."""
     n_spans, length, size_3 = product_BxLx3D.shape
     joined_BxLx3D = _with_bias(product_BxLx3D, bias_3D)
-    parts = joined_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)
-    query_BxNxHxL, key_BxNxHxL, value_BxNxHxL = jnp.transpose(parts, (2, 0, 3, 4, 1))
+    parts_BxLx3xNxH = joined_BxLx3D.reshape(n_spans, length, 3, settings.n_heads, -1)
+    query_BxNxHxL, key_BxNxHxL, value_BxNxHxL = jnp.transpose(parts_BxLx3xNxH, (2, 0, 3, 4, 1))
     arrays = query_BxNxHxL, key_BxNxHxL, value_BxNxHxL
     context_BxNxHxL = attend_rows(arrays, None, mask_BxL, seeds_BxN, settings)
     return context_BxNxHxL.transpose(0, 3, 1, 2).reshape(n_spans, length, size_3 // 3)

@@ -20,7 +20,7 @@ from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.retriever.search import encode, models
 from cocondenser_jax.retriever.search.encode import Encoding
 from tests.cli.workplace import make_workplace
-from tests.lines import whole
+from tests.lines import refusal, whole
 from tests.processes import fork_workers
 from tests.world import cut_file, instead, make_texts, write_records, write_tokenizer
 
@@ -75,6 +75,18 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
     ):
         assert main(instead(in_tasks, [flag])) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_place_with_something_else_is_left_alone(tmp_path, command, capsys):
+    file = tmp_path / "file"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in (file, folder / "thesis.tex"):
+        path.write_text("years of work")
+    for out in (file, folder):
+        assert main([*command, f"--out={out}", "--tasks=3"]) == 2
+        assert refusal(capsys) == f"{out} already exists: choose a new folder, or remove it first"
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
 
 def test_more_tasks_than_pieces_are_refused(tmp_path, command, capsys):

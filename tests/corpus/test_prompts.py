@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cocondenser_jax.backbones import BACKBONES
@@ -12,6 +13,7 @@ from cocondenser_jax.corpus.prompts import count_tokens, put_before
 from cocondenser_jax.corpus.spans import STARTS_PROMPT, STARTS_SENTENCE
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.token_files import Texts
+from cocondenser_jax.corpus.tokenizer import span_tokenizer
 from cocondenser_jax.corpus.words import tokenize_words
 from cocondenser_jax.errors import UserError
 from tests.lines import whole
@@ -266,3 +268,23 @@ def test_a_prompt_that_leaves_no_room_is_refused(store):
 def test_kinds_of_tokenizers_are_covered(tokenizers):
     kinds = {BACKBONES[each.kind].tokenizer for each in tokenizers.values()}
     assert kinds == {"wordpiece", "byte-level", "unigram"}
+
+
+def test_the_first_word_of_text_without_spaces_ends_at_a_space():
+    """Each of its tokens is a word, but the tokenizer reads them together."""
+    scores = {"<s>": 0, "<pad>": 0, "</s>": 0, "<unk>": 0, "<mask>": 0, "\u2581": -2, "\u2581p": -1}
+    scores |= {"a": -3, "\u2581a": -1, "北京": -2, "大学": -2, "\u2581北京大": -0.5, "学": -1}
+    backend = Tokenizer(models.Unigram([(piece, float(x)) for piece, x in scores.items()], 3))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = span_tokenizer(backend, "unigrams")
+    ids = [backend.token_to_id(piece) for piece in ("北京", "大学")]
+    texts = Texts(
+        np.array([[*ids, 0, 0]], np.int32),
+        np.array([[1, 1, 0, 0]], np.uint8),
+        np.array([2], np.int32),
+    )
+    for prompt in ("", "p "):
+        joined = put_before(prompt, texts, tokenizer)
+        expected = backend.encode(f"{prompt}北京大学", add_special_tokens=False)
+        assert "\u2581北京大" in expected.tokens
+        assert joined.ids_NxL[0, : joined.n_tokens_N[0]].tolist() == expected.ids

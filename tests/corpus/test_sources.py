@@ -425,3 +425,19 @@ def test_tensorflow_datasets_without_tensorflow(tmp_path, monkeypatch):
         match=whole("tfds:nosuchdataset: …nosuchdataset…"),
     ):
         list(read_documents("tfds:nosuchdataset"))
+
+
+@pytest.mark.parametrize("paths", [[], ["a.csv", "b.csv", "c.csv"]])
+def test_shards_are_named_by_their_files_or_numbered(paths):
+    class Data:
+        num_shards = 3
+
+        def shard(self, n, k):
+            return [{"text": f"{k} of {n}"}]
+
+    names = paths or ["file 0", "file 1", "file 2"]
+    pieces = sources._streamed_pieces("hf:x", Data(), paths)
+    records = [record for piece in pieces for record in piece()]
+    assert [(each.fields["text"], each.number, each.where) for each in records] == [
+        (f"{k} of 3", f"{k}:1", f"hf:x {name}, record 1") for k, name in enumerate(names)
+    ]

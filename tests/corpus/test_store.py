@@ -228,6 +228,12 @@ def test_numbers_outside_the_store_are_refused(stores):
             store.document_id(number)
 
 
+def test_a_folder_may_have_a_name_like_several_stores(stores, tmp_path):
+    shutil.copytree(stores["bert"], tmp_path / "2*one,two")
+    store = open_store(tmp_path / "2*one,two")
+    assert [(each.path, each.weight) for each in store.corpora] == [(store.path, 1.0)]
+
+
 def test_a_store_pickles_as_its_path(in_tasks):
     store = open_store(in_tasks)
     copy = pickle.dumps(store)

@@ -5,6 +5,7 @@ of PyTorch but for rounding.
 """
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,7 @@ def require_same_vectors(
     with torch.inference_mode():
         moved = {name: value.to(device) for name, value in features.items()}
         expected_BxD = model(moved)["sentence_embedding"].float().cpu().numpy()
-    ids_BxL, mask_BxL = features["input_ids"].numpy(), features["attention_mask"].numpy() > 0
-    order_BxL = np.argsort(~mask_BxL, axis=1, kind="stable")  # padding comes last
-    ids_BxL = np.take_along_axis(ids_BxL, order_BxL, axis=1).astype(np.int32)
-    mask_BxL = np.take_along_axis(mask_BxL, order_BxL, axis=1)
+    ids_BxL, mask_BxL = _read(features)
     with jax.default_matmul_precision("highest"):  # else accelerators round to 16 bits
         found_BxD = np.asarray(_encode(config, params, ids_BxL, mask_BxL))
     lengths_B = np.linalg.norm(expected_BxD, axis=1)
@@ -116,6 +114,17 @@ def _encode(config: ModelConfig, params: Params, ids_BxL: Any, mask_BxL: Any) ->
     return Condenser(config).apply({"params": params}, ids_BxL, mask_BxL, method="encode")
 
 
+def _read(features: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids and mask of texts, the padding of each behind it wherever it was.
+
+    The network counts positions, and finds [CLS], from the first column on.
+    """
+    mask_BxL = features["attention_mask"].numpy() > 0
+    order_BxL = np.argsort(~mask_BxL, axis=1, kind="stable")
+    ids_BxL = np.take_along_axis(features["input_ids"].numpy(), order_BxL, axis=1)
+    return ids_BxL.astype(np.int32), np.take_along_axis(mask_BxL, order_BxL, axis=1)
+
+
 def _forward(encode: Encode, longest: int, pad_id: int) -> Any:
     """Returns what replaces the `forward` of a transformer of sentence-transformers.
 
@@ -123,14 +132,13 @@ def _forward(encode: Encode, longest: int, pad_id: int) -> Any:
     """
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
-        ids_BxL = features["input_ids"].numpy()
-        mask_BxL = features["attention_mask"].numpy()
+        ids_BxL, mask_BxL = _read(features)
         n_texts, n_tokens = ids_BxL.shape
         length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, longest)
         padding = (0, 0), (0, length - n_tokens)
         vectors_BxD = encode(
-            np.pad(ids_BxL, padding, constant_values=pad_id).astype(np.int32),
-            np.pad(mask_BxL, padding).astype(bool),
+            np.pad(ids_BxL, padding, constant_values=pad_id),
+            np.pad(mask_BxL, padding),
             np.full(n_texts, features.get("prompt_length", 0), np.int32),
         )
         token_Bx1xD = torch.from_numpy(vectors_BxD[:, None].copy())

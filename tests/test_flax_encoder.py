@@ -124,6 +124,20 @@ def test_a_prompt_is_pooled(research_folders):
     assert not np.allclose(expected.encode(texts), theirs, atol=1e-2)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_padding_may_stand_before_a_text(research_folders, pooling):
+    """RoBERTa's positions in PyTorch begin at the first token, wherever that is."""
+    folder = research_folders["roberta"]
+    expected, flax = (load_retriever(folder, given=Given(pooling, "dot")) for _ in range(2))
+    for model in (expected, flax):
+        model.tokenizer.padding_side = "left"
+    run_in_flax(flax, open_model(folder), batch_size=3)
+    texts = ["early layers", "the span of a document is close to another"]
+    theirs, ours = (model.encode(texts) for model in (expected, flax))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(theirs[0], expected.encode(texts[0]), rtol=0, atol=1e-4)
+
+
 def test_pytorch_leaves_its_gpu_to_jax(research_folders, monkeypatch):
     folder = research_folders["bert"]
     model = load_retriever(folder)

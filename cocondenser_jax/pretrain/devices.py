@@ -226,7 +226,9 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
         inputs = split_rows(texts, len(devices))
         settings, _ = settle_attention(still, LossSettings(dtype=dtype), (ids_BxL.shape[1],))
         mapped = _mapped_encoder(still, settings)
-        vectors_SxD = np.asarray(mapped(params, inputs)).reshape(n_rows, -1)
+        # Otherwise accelerators round the operands of float32 products to 16 bits or so.
+        with jax.default_matmul_precision("highest" if dtype == "float32" else None):
+            vectors_SxD = np.asarray(mapped(params, inputs)).reshape(n_rows, -1)
         return vectors_SxD[:n_texts]
 
     return encode

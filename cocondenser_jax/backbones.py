@@ -117,7 +117,20 @@ BACKBONES = {
     ),
 }
 # Families that only PyTorch computes here, and whose positions start where RoBERTa's do.
-_OTHERS_OFFSET_BY_PADDING = ("xlm-roberta-xl", "roberta-prelayernorm")
+_OTHERS_OFFSET_BY_PADDING = (
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "layoutlmv3",
+    "lilt",
+    "longformer",
+    "luke",
+    "markuplm",
+    "roberta-prelayernorm",
+    "xlm-roberta-xl",
+    "xmod",
+)
 
 
 def find_backbone(model_type: object) -> Backbone | None:

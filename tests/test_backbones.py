@@ -13,7 +13,12 @@ import pytest
 import transformers
 
 from checks.verify import main as verify
-from cocondenser_jax.backbones import BACKBONES, find_backbone, first_position
+from cocondenser_jax.backbones import (
+    _OTHERS_OFFSET_BY_PADDING,
+    BACKBONES,
+    find_backbone,
+    first_position,
+)
 from cocondenser_jax.cli import main
 from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.errors import UserError
@@ -105,7 +110,7 @@ def test_the_record_of_a_family_is_what_transformers_builds(model_type, research
 
 @pytest.mark.parametrize(
     "model_type",
-    [*BACKBONES, "xlm-roberta-xl", "roberta-prelayernorm", "distilbert", "electra"],
+    [*BACKBONES, *_OTHERS_OFFSET_BY_PADDING, "distilbert", "electra", "deberta-v2", "mobilebert"],
 )
 def test_positions_start_where_those_of_transformers_do(model_type):
     config = transformers.AutoConfig.for_model(

@@ -89,8 +89,8 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path, monkeyp
     for path in folder.rglob("*.json"):
         if not path.name.startswith("tokenizer") and path != folder / "config.json":
             path.unlink()
-    described = EVERYTHING._replace(max_length=20, passage_length=18)
-    files = to_files(described, 32, 24, {"add_pooling_layer": False})
+    described = EVERYTHING._replace(max_length=20, passage_length=18, scale=50.0)
+    files = to_files(described, 32, 24, has_pooler=True)
     shutil.copy(
         saved / "tokenizer_config.json", folder
     )  # what that says of the length is overruled
@@ -118,17 +118,33 @@ def test_the_files_that_are_written_make_the_same_model(saved, tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["document", "passage", "corpus"])
 def test_the_prompt_of_passages_has_the_name_that_the_library_looks_up(name):
     """With "passage" alone, what it reads would lack the prompt that training put there."""
-    files = to_files(Representation(prompts=((name, "text: "), ("query", "q: "))), 32, 24, {})
+    files = to_files(
+        Representation(prompts=((name, "text: "), ("query", "q: "))), 32, 24, has_pooler=False
+    )
     prompts = files[SETTINGS]["prompts"]
     assert prompts == {name: "text: ", "query": "q: ", "document": "text: "}
-    assert to_files(Representation(), 32, 24, {})[SETTINGS]["prompts"] == {}
+    assert to_files(Representation(), 32, 24, has_pooler=False)[SETTINGS]["prompts"] == {}
 
 
 def test_what_is_cut_is_written_at_its_first_size_alone():
     """The others are of the training."""
     for sizes, expected in (((24, 8), 24), ((32, 8), None), ((), None)):
-        files = to_files(Representation(sizes=sizes), 32, 24, {})
+        files = to_files(Representation(sizes=sizes), 32, 24, has_pooler=False)
         assert files[SETTINGS].get("truncate_dim") == expected
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, "20", True, float("nan"), float("inf"), None])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_scale_that_is_no_positive_number_is_refused(
+    saved, tmp_path, monkeypatch, scale, is_there
+):
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: is_there)
+    folder = shutil.copytree(saved, tmp_path / "model")
+    settings = json.loads((folder / SETTINGS).read_text())
+    (folder / SETTINGS).write_text(json.dumps(settings | {"score_scale": scale}))
+    said = rf"{SETTINGS} where score_scale is {scale!r}; expected a number above 0"
+    with pytest.raises(UserError, match=said):
+        open_model(folder)
 
 
 @pytest.mark.parametrize("kind", ["SparseEncoder", "x", None])
@@ -449,7 +465,7 @@ def test_another_form_needs_pytorch_once(saved, tmp_path, name, content, said, m
 
 @pytest.mark.parametrize(("length", "written"), [(None, 64), (16, 16), (64, 64), (100, 64)])
 def test_no_more_tokens_are_written_than_the_network_reads(length, written):
-    files = to_files(Representation(max_length=length), 32, longest=64, model_args={})
+    files = to_files(Representation(max_length=length), 32, longest=64, has_pooler=False)
     assert files["sentence_bert_config.json"]["max_seq_length"] == written
 
 

@@ -15,12 +15,7 @@ from cocondenser_jax.model_folder.folder import (
     find_weights,
     require_outside,
 )
-from cocondenser_jax.model_folder.modules import (
-    MODULES,
-    NETWORK,
-    kinds_and_paths,
-    to_files,
-)
+from cocondenser_jax.model_folder.modules import NETWORK, dense_folders, to_files
 
 _BESIDE_TOKENIZER = (
     "tokenizer_config.json",
@@ -47,15 +42,13 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
     except UnsupportedError as error:
         raise UserError(f"{model.path}: {error.reason}") from error
     network = model.network
-    model_args = {"add_pooling_layer": False} if shape.backbone.pooler else {}
     files = to_files(
         shape.representation,
         shape.hidden_size,
         shape.max_length,
-        model_args,
+        has_pooler=shape.backbone.pooler,
         lowers_case=model.lowers_case,
     )
-    dense = [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
     with new_folder(out) as folder:
         for name, content in {**files, NETWORK: dict(network.config)}.items():
             write_json(folder / name, content)
@@ -67,7 +60,7 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
             if (model.path / "condenser.json").is_file():
                 shutil.copyfile(model.path / "condenser.json", folder / "condenser.json")
         _copy_weights(network.weights, network.path, folder)
-        for place, layer in zip(dense, model.dense, strict=True):
+        for place, layer in zip(dense_folders(files), model.dense, strict=True):
             _copy_weights(find_weights(layer), layer, folder / place)
 
 

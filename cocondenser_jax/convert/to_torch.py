@@ -26,7 +26,7 @@ from cocondenser_jax.errors import escape_control
 from cocondenser_jax.files.whole import new_folder, require_absent, write_json, write_text
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import OWN_HEAD
-from cocondenser_jax.model_folder.modules import MODULES, kinds_and_paths, to_files
+from cocondenser_jax.model_folder.modules import dense_folders, to_files
 from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
 
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
@@ -58,17 +58,14 @@ def export_folder(
     tensors = to_tensors(params, config)
 
     with new_folder(out) as folder:
-        # The vector does not use a pooler, and the folder has no weights for one.
-        model_args = {"add_pooling_layer": False} if config.backbone.pooler else {}
-        vectors = config.representation.as_exported
-        files = to_files(vectors, config.hidden_size, config.max_length, model_args)
+        vectors, has_pooler = config.representation.as_exported, config.backbone.pooler
+        files = to_files(vectors, config.hidden_size, config.max_length, has_pooler=has_pooler)
         files["config.json"] = _transformers_config(config)
         if config.n_head_layers:
             files["condenser.json"] = {name: getattr(config, name) for name in HEAD_FIELDS}
         for file, content in files.items():
             write_json(folder / file, content)
-        dense = [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
-        for file, part in _files_of_weights(tensors, dense).items():
+        for file, part in _files_of_weights(tensors, dense_folders(files)).items():
             save_file(part, folder / file, metadata={"format": "pt"})
         save_tokenizer(tokenizer, folder, config.max_length)
         write_text(folder / "README.md", _model_card(out.name, config, facts))

@@ -164,7 +164,8 @@ def _published(
 
         for network in networks.values():
             library.require_loadable(network)
-        return library.read_modules(folder)
+        published, lowers_case = library.read_modules(folder)
+        return published._replace(scale=module_files.scale_of(read(SETTINGS))), lowers_case
     try:
         return module_files.from_files(modules, read), module_files.lowers_case(read)
     except ValueError as error:

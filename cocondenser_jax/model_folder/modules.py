@@ -3,6 +3,7 @@
 The functions take and return parsed contents; they do not access files.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ MODULES = "modules.json"  # a folder without it is a plain Hugging Face folder
 SETTINGS = "config_sentence_transformers.json"
 TASKS = ("document", "query")  # the routes of a model with two towers
 NETWORK = "config.json"
+_SCALE = "score_scale"  # ours, in SETTINGS: sentence-transformers reads other keys alone
 _KIND = "SentenceTransformer"  # the model_type; releases before 5 wrote none
 TRANSFORMER = "sentence_bert_config.json"
 _TOKENIZER = "tokenizer_config.json"
@@ -71,6 +73,7 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
         dense=tuple(dense_of(each) for each in [*others.values()][: len(dense)]),
         normalized=len(after) > 0,
         similarity=similarity_of(settings.get("similarity_fn_name")),
+        scale=scale_of(settings),
         sizes=(size,) if size else (),
         prompts=prompts,
         default_prompt=default if default in dict(prompts) else None,
@@ -123,17 +126,20 @@ def to_files(
     representation: Representation,
     hidden_size: int,
     longest: int,
-    model_args: Mapping[str, Any],
     *,
+    has_pooler: bool,
     lowers_case: bool = False,
 ) -> dict[str, Any]:
     """Returns the contents of a model folder's files, by name, in a form that all releases read.
+
+    A scale of scores, which sentence-transformers keeps with its losses, is written beside them.
 
     Args:
       representation: with one of POOLINGS.
       hidden_size: dimension of the network's token vectors.
       longest: maximum number of tokens that the network reads.
-      model_args: transformers' arguments for loading the network.
+      has_pooler: whether transformers' network has a pooler, which the vector does not use and
+        the folder has no weights for.
       lowers_case: whether texts are lower-cased before tokenization.
     """
     kinds = ["Transformer", "Pooling", *["Dense"] * len(representation.dense)]
@@ -156,6 +162,8 @@ def to_files(
     }
     if representation.is_cut(hidden_size):
         settings["truncate_dim"] = representation.sizes[0]
+    if representation.scale:
+        settings[_SCALE] = representation.scale
     return {
         MODULES: _modules(kinds, paths),
         "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling},
@@ -171,11 +179,28 @@ def to_files(
         TRANSFORMER: {
             "max_seq_length": min(representation.max_length or longest, longest),
             "do_lower_case": lowers_case,
-            "model_args": dict(model_args),
+            "model_args": {"add_pooling_layer": False} if has_pooler else {},
             **{name: length for name, length in lengths.items() if length},
         },
         SETTINGS: settings,
     }
+
+
+def dense_folders(files: Mapping[str, Any]) -> list[str]:
+    """Returns the folder of each Dense module in what `to_files` returns."""
+    return [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
+
+
+def scale_of(settings: Mapping[str, Any]) -> float:
+    """Returns the scale of scores in a folder's SETTINGS; 0.0 if they say nothing.
+
+    Raises:
+      ValueError: if it is not a positive number.
+    """
+    scale = settings.get(_SCALE, 0.0)
+    if _SCALE in settings and not (type(scale) in (int, float) and 0 < scale < math.inf):
+        raise ValueError(f"has a {SETTINGS} where {_SCALE} is {scale!r}; expected a number above 0")
+    return float(scale)
 
 
 def _modules(kinds: Sequence[str], paths: Sequence[str]) -> list[dict[str, Any]]:

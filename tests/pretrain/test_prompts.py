@@ -45,7 +45,7 @@ PUBLISHED = Representation(
 def write_published(model, folder, representation=PUBLISHED):
     """Copies a model, and writes what sentence-transformers reads of its vectors."""
     shutil.copytree(model, folder)
-    for name, content in to_files(representation, 32, LENGTH, {}).items():
+    for name, content in to_files(representation, 32, LENGTH, has_pooler=False).items():
         write_json(folder / name, content)
     return folder
 

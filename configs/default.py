@@ -107,7 +107,8 @@ SETTINGS = {
         ListOf(int, Interval(1)),
         "",
         "sizes to which vectors may be cut, the largest first, such as [384,192,96]: a contrastive"
-        " loss trains each; []: only the size of the warm start",
+        " loss trains each, and exported vectors have the first; []: only the size of the warm"
+        " start",
     ),
     # The loss and how it is computed.
     "train.objective": Setting(

@@ -276,6 +276,12 @@ def _log_length(experiment: Experiment, store: TokenStore, workdir: Path, first_
             workdir,
             n_epochs,
         )
+    if spec.length < store.max_length:
+        logger.warning(
+            "%s: spans of the store have up to %d tokens, and config.data.length reads %d of them:"
+            " the rest of a longer one is never read",
+            *(workdir, store.max_length, spec.length),
+        )
     if first_step:
         logger.info("%s: resuming after step %s", workdir, f"{first_step:,}")
 

@@ -370,6 +370,18 @@ def test_titles_are_counted_by_documents(config, tmp_path, caplog, monkeypatch):
     assert f"{tmp_path}/run: each text is seen 0 times: {small}" in caplog.messages
 
 
+def test_spans_that_are_not_read_to_their_end_are_warned_of(config, tmp_path, caplog):
+    config = config.copy_and_resolve_references().unlock()
+    config.train.steps = 1
+    assert open_store(Path(config.data.store)).max_length == config.data.length == 16
+    train(config, tmp_path / "run")
+    assert "never read" not in caplog.text
+    config.data.length = 15
+    train(config, tmp_path / "shorter")
+    said = "spans of the store have up to 16 tokens, and config.data.length reads 15 of them"
+    assert f"{tmp_path}/shorter: {said}: the rest of a longer one is never read" in caplog.text
+
+
 def test_a_new_model_starts_with_the_frequencies_of_the_words(config, tmp_path):
     config = config.copy_and_resolve_references().unlock()
     config.train.objective = "condenser"

@@ -174,6 +174,11 @@ def passage_prompt(prompts: Mapping[str, str | None]) -> str:
     return next((text for name in PASSAGE_PROMPTS if (text := prompts.get(name))), "")
 
 
+def prompts_before_texts(prompts: Mapping[str, str | None]) -> list[str]:
+    """Returns what queries, passages and other texts of training begin with; "" for nothing."""
+    return sorted({"", query_prompt(prompts), passage_prompt(prompts)})
+
+
 def title_separator(prompts: Mapping[str, str | None]) -> str:
     """Returns what is put between a passage's title and its text: a space where nothing is said."""
     return prompts.get(TITLE_SEPARATOR) or " "

@@ -54,7 +54,7 @@ def require_same_tokens(
     name: object,
     tokenizer: SpanTokenizer,
     search: Callable[[str], Sequence[int]],
-    prompts: Sequence[str] = ("",),
+    prompts: Sequence[str],
     longest: int | None = None,
 ) -> None:
     """Raises a UserError if training would read other tokens than search does with the model.

@@ -25,7 +25,7 @@ from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import count_devices
 from cocondenser_jax.pretrain.experiment import reading_as, resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
-from cocondenser_jax.representation import Representation, passage_prompt, query_prompt
+from cocondenser_jax.representation import Representation, prompts_before_texts
 from cocondenser_jax.retriever.search.models import load, towers
 from cocondenser_jax.settings import override
 
@@ -63,9 +63,8 @@ def require_trainable(start: ModelFolder) -> tuple[ModelConfig, SpanTokenizer]:
         ids: list[int] = tower.preprocess([text])["input_ids"][0].tolist()
         return ids
 
-    prompts = dict(shape.representation.prompts)
-    every = sorted({"", query_prompt(prompts), passage_prompt(prompts)})
-    require_same_tokens(start.path, tokenizer, search, every, shape.longest_text)
+    prompts = prompts_before_texts(dict(shape.representation.prompts))
+    require_same_tokens(start.path, tokenizer, search, prompts, shape.longest_text)
     require_same_vectors(
         start.path, served, tower.tokenizer, *load_vectors(start), program="in JAX"
     )

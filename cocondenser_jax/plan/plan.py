@@ -32,7 +32,6 @@ from cocondenser_jax.pretrain.devices import (
 )
 from cocondenser_jax.pretrain.experiment import (
     Experiment,
-    new_network,
     resolve,
     resolve_without_store,
 )
@@ -40,6 +39,7 @@ from cocondenser_jax.pretrain.fitting import Needed, chunk_sizes, fit_chunks, wi
 from cocondenser_jax.pretrain.limits import DeviceLimits
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
+from cocondenser_jax.pretrain.warm_start import planned_network
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def plan(config: ConfigDict, topology: str) -> dict[str, Any]:
       compiled program.
     """
     experiment = resolve_to_plan(config)
-    model_config = new_network(experiment.network)
+    model_config = planned_network(experiment)
     return plan_step(model_config, experiment.step, experiment.batches, topology)
 
 
@@ -116,6 +116,7 @@ def plan_step(
     is_twice = repeats and OBJECTIVES[loss.objective].contrast
     facts = {
         "topology": topology,
+        "network": _network(model_config),
         "devices": len(devices),
         "hosts": len({device.process_index for device in devices}),
         "spans per device": n_spans,
@@ -149,6 +150,12 @@ def plan_step(
         estimates["steps"] = n_steps
         estimates[WHOLE_RUN] = seconds["step"] * n_steps / 3600
     return estimates
+
+
+def _network(model_config: ModelConfig) -> str:
+    layers, head = model_config.num_hidden_layers, model_config.n_head_layers
+    size = f"{model_config.model_type}, {layers} layers of {model_config.hidden_size}"
+    return f"{size}, and {head} of a head" if head else size
 
 
 def fit_gpu(

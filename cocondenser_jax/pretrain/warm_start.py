@@ -1,6 +1,7 @@
 """The model that a run starts from: another run, a Hugging Face model, or a new one."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from cocondenser_jax.convert.names import from_tensors, to_tensors
 from cocondenser_jax.corpus.same_tokens import require_same_tokens, search_reader
 from cocondenser_jax.corpus.store import TokenStore
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
-from cocondenser_jax.errors import UserError
+from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import ModelFolder
@@ -24,7 +25,9 @@ from cocondenser_jax.pretrain.experiment import (
     VectorSettings,
     new_network,
 )
-from cocondenser_jax.representation import AS_IN_PAPERS
+from cocondenser_jax.representation import AS_IN_PAPERS, Representation, prompts_before_texts
+
+logger = logging.getLogger(__name__)
 
 # Fields that a starting model does not keep.
 _OF_THE_EXPERIMENT = ("late_mlm", "hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -37,20 +40,45 @@ def first_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig,
       UserError: if the store was made with another tokenizer than the model's, or the model lacks
         a head and `init_head` is not set.
     """
-    name = experiment.warm_start
-    if not name:
+    if not experiment.warm_start:
         return new_model(experiment, store)
+    start = _open_start(experiment.warm_start)
+    model_config, params = _load_for(experiment, start)
+    _check_vocabulary(start, store, model_config.representation)
+    return model_config, params
+
+
+def planned_network(experiment: Experiment) -> ModelConfig:
+    """Returns the network of an experiment: that of its warm start, if it is on this machine.
+
+    Raises:
+      UserError: if the warm start lacks a head and `init_head` is not set.
+    """
+    name = experiment.warm_start
+    if name and Path(name).is_dir():
+        return _load_for(experiment, _open_start(name))[0]
+    network = new_network(experiment.network)
+    if name:
+        size = f"{network.num_hidden_layers} layers of {network.hidden_size}"
+        log_once(
+            logger,
+            f"the warm start {name} is not a folder here: planned for {size}, as config.model says",
+        )
+    return network
+
+
+def _open_start(name: str) -> ModelFolder | Path:
+    """Opens a model to start from; returns the folder of a run as it is."""
+    is_run = (Path(name) / "run.json").is_file()
+    return Path(name) if is_run else open_model(name, plain=AS_IN_PAPERS)
+
+
+def _load_for(experiment: Experiment, start: ModelFolder | Path) -> tuple[ModelConfig, Any]:
     seed = experiment.step.loss.seed if experiment.init_head else None
-    start = Path(name) if _is_run(name) else open_model(name, plain=AS_IN_PAPERS)
-    started = load_warm_start(
-        start,
-        experiment.network,
-        seed,
-        experiment.vectors,
-        trains_mlm=experiment.batches.masked,
+    trains_mlm = experiment.batches.masked
+    return load_warm_start(
+        start, experiment.network, seed, experiment.vectors, trains_mlm=trains_mlm
     )
-    _check_vocabulary(start, store)
-    return started
 
 
 def new_model(experiment: Experiment, store: TokenStore) -> tuple[ModelConfig, Any]:
@@ -119,8 +147,16 @@ def load_warm_start(
     return changed, params
 
 
-def _check_vocabulary(start: ModelFolder | Path, store: TokenStore) -> None:
-    """Raises a UserError if the store was made with other tokens than the model's."""
+def _check_vocabulary(
+    start: ModelFolder | Path, store: TokenStore, representation: Representation
+) -> None:
+    """Raises a UserError if the store was made with other tokens than the model's.
+
+    Args:
+      start: what the run starts from.
+      store: of the run.
+      representation: whose prompts texts of training have before them.
+    """
     tokenizer = start / "tokenizer" if isinstance(start, Path) else start.network.path
     lowers_case = not isinstance(start, Path) and start.lowers_case
     # The model may have more tokens. The store's tokenizer is exported with the model.
@@ -131,8 +167,5 @@ def _check_vocabulary(start: ModelFolder | Path, store: TokenStore) -> None:
             " build the store with the model's own tokenizer"
         )
     search = search_reader(tokenizer, lowers_case=lowers_case)
-    require_same_tokens(tokenizer, store.tokenizer, search)
-
-
-def _is_run(name_or_folder: str) -> bool:
-    return (Path(name_or_folder) / "run.json").is_file()
+    prompts = prompts_before_texts(dict(representation.prompts))
+    require_same_tokens(tokenizer, store.tokenizer, search, prompts)

@@ -23,7 +23,7 @@ from cocondenser_jax.pretrain import warm_start
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.experiment import VectorSettings, resolve
 from cocondenser_jax.pretrain.loop import train
-from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start
+from cocondenser_jax.pretrain.warm_start import first_model, load_warm_start, planned_network
 from cocondenser_jax.representation import AS_IN_PAPERS, SPELLINGS, Representation
 from tests.lines import whole
 from tests.world import model_of, write_retriever, write_run, write_tokenizer
@@ -316,6 +316,38 @@ def test_a_model_that_reads_capitals_needs_a_store_of_such_texts(folder, store, 
     write_json(path, rules | {"do_lower_case": False})
     with pytest.raises(UserError, match="training would see other tokens than the search"):
         first_model(resolve(config, opened), opened)
+
+
+def test_what_stands_before_a_text_is_read_alike_too(folder, store, monkeypatch):
+    """Training reads a special token in a prompt letter by letter."""
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(folder)
+    experiment, tokens = resolve(config, open_store(store)), open_store(store)
+    for kind in ("query", "document"):
+        prompts = ((kind, "[MASK] early "),)
+        start = opened(folder)
+        start = start._replace(representation=start.representation._replace(prompts=prompts))
+        monkeypatch.setattr(warm_start, "open_model", lambda *_, start=start, **__: start)
+        with pytest.raises(UserError, match=r"reads '\[MASK\] early A Bad Café' as"):
+            first_model(experiment, tokens)
+
+
+def test_the_network_of_a_plan_is_that_of_the_warm_start(bert, store, tmp_path, caplog):
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
+    experiment = resolve(config, open_store(store))
+    with caplog.at_level("INFO"):
+        assert planned_network(experiment) == first_model(experiment, open_store(store))[0]
+    assert planned_network(experiment).hidden_size == 32
+    assert not caplog.text
+    absent = experiment._replace(warm_start=str(tmp_path / "absent"))
+    with caplog.at_level("INFO"):
+        assert planned_network(absent).hidden_size == 768
+    said = "is not a folder here: planned for 12 layers of 768, as config.model says"
+    assert f"the warm start {tmp_path}/absent {said}" in caplog.text
+    caplog.clear()
+    assert planned_network(experiment._replace(warm_start="")).num_hidden_layers == 12
+    assert not caplog.text
 
 
 def test_the_search_lowers_texts_where_the_model_does(folder, store, monkeypatch):

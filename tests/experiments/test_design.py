@@ -1,5 +1,6 @@
 """The papers' design: arms that differ in what they claim to, and that begin from a base alone."""
 
+import functools
 import json
 import math
 import os
@@ -145,6 +146,10 @@ def make_small(monkeypatch, study):
     monkeypatch.setitem(protocol, "arm", protocol["arm"] | {"rates": [0.001], "seeds": [0]})
     tests = {"metric": "MRR@10", "of": [["A2", "A1"]], "questions": [100, 2758]}
     monkeypatch.setitem(protocol, "tests", tests)
+    # What is cached are steps of the whole design, which other tests have asked for.
+    for name in ("pretrained", "_best_rate"):
+        function = functools.cache(getattr(design, name).__wrapped__)
+        monkeypatch.setattr(design, name, function)
 
 
 @pytest.mark.skipif(os.environ.get("REPRODUCE") != "all", reason="make reproduce")

@@ -9,6 +9,7 @@
 # What follows the run's name goes to `cocondenser pretrain`, as in pretrain.sh. xpk puts a copy of
 # the project into a container image, and Kubernetes starts it again when it fails or is preempted.
 # The token store is fetched from BUCKET/stores/NAME; checkpoints are kept in BUCKET/runs/NAME.
+# WANDB_API_KEY and HF_TOKEN are not passed on: give the cluster its own secrets.
 # --dry-run shows the command and runs none. All other settings: env.sh.
 
 set -euo pipefail
@@ -23,7 +24,7 @@ run=${ARGUMENTS[0]}
 # xpk runs one line of bash on each host, as root. setup.sh installs tmux with sudo, unless it is
 # there.
 printf -v train '%q ' bash tpu_scripts/on_vm/launched.sh \
-  "$run" "$BUCKET" "$PYTHON_VERSION" "$DEVICES" "$HOSTS" "$SAVE_SECONDS" "${ARGUMENTS[@]:1}"
+  "$run" "$BUCKET" "$PYTHON_VERSION" "$EXTRAS" "$DEVICES" "$HOSTS" "$SAVE_SECONDS" "${ARGUMENTS[@]:1}"
 command="apt-get update && apt-get install --yes tmux && $train"
 
 copy=$(mktemp -d)

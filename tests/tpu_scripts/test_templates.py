@@ -53,6 +53,13 @@ def worker(cloud):
     return run
 
 
+def record_installed(cloud):
+    """From now on the workers' uv notes its calls; returns a function that reads them."""
+    uv = (cloud.bin / "uv").read_text()
+    (cloud.bin / "uv").write_text(uv.replace("#!/bin/sh", '#!/bin/sh\necho "$@" >>"$CLOUD/uv"'))
+    return lambda: [x for x in (cloud.folder / "uv").read_text().splitlines() if " .[" in x]
+
+
 def require_trained(cloud, worker, command, stores=("wiki",), **settings):
     """Runs what is started again after a failure, and looks at what it leaves in the bucket."""
     stopped = worker(command, **settings)
@@ -82,9 +89,11 @@ def test_what_skypilot_is_given(cloud, worker, tmp_path, monkeypatch, capfd):
     assert set(task) == {"name", "workdir", "resources", "envs", "run"}
     assert task["envs"]["BUCKET"] is None  # SkyPilot asks for it
     settings = {name: str(value) for name, value in task["envs"].items()}
-    settings |= {"BUCKET": "gs://b", "RUN": "first"}
+    settings |= {"BUCKET": "gs://b", "RUN": "first", "EXTRAS": "pretrain,tpu"}
     quick = task["run"].replace(" 60 ", " 0.2 ")
+    installed = record_installed(cloud)
     arguments = require_trained(cloud, worker, quick, **settings)
+    assert {line.split()[-1] for line in installed()} == {".[pretrain,tpu]"}
     assert arguments == ["pretrain", "--workdir=runs/first", *PRETRAIN]
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -100,11 +109,11 @@ def test_skypilot_fetches_every_store(cloud, worker):
     assert arguments == ["pretrain", "--workdir=runs/first", *TWO_STORES]
 
 
-def give_xpk(cloud, *arguments):
+def give_xpk(cloud, *arguments, **settings):
     """Calls xpk.sh; returns what xpk is given, and the command in it apart."""
     (cloud.bin / "xpk").write_text(XPK)
     (cloud.bin / "xpk").chmod(0o755)
-    cloud.run("xpk", "first", *arguments, settings=MACHINE)
+    cloud.run("xpk", "first", *arguments, settings=MACHINE | settings)
     *words, command = (cloud.folder / "xpk").read_text().splitlines()
     return words, command.removeprefix("--command=")
 
@@ -116,7 +125,7 @@ def test_xpk_fetches_every_store(cloud, worker):
 
 
 def test_what_xpk_is_given(cloud, worker):
-    words, command = give_xpk(cloud, *PRETRAIN, "--config.seed=7")
+    words, command = give_xpk(cloud, *PRETRAIN, "--config.seed=7", EXTRAS="pretrain,retrieval")
     assert words[:7] == [
         "workload", "create", "--cluster=c", "--workload=first", "--tpu-type=v5litepod-8",
         "--zone=us-west4-a", "--project=p",
@@ -124,7 +133,9 @@ def test_what_xpk_is_given(cloud, worker):
     copied = (cloud.folder / "copied").read_text().split()
     assert {"cocondenser_jax", "configs", "constraints.txt", "setup.py", "tpu_scripts"} <= {*copied}
     assert not {"tests", "docs", ".venv", ".git"} & {*copied}
+    installed = record_installed(cloud)
     arguments = require_trained(cloud, worker, command)
+    assert {line.split()[-1] for line in installed()} == {".[pretrain,retrieval]"}
     assert arguments == [
         "pretrain", "--workdir=runs/first", "--coordinator=auto", *PRETRAIN, "--config.seed=7"
     ]  # fmt: skip

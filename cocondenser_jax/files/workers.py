@@ -261,7 +261,9 @@ def _wait_for_slurm(job: str, work: Work, bar: "tqdm[Any]") -> None:
         while is_queued:
             time.sleep(_POLL)
             answer = subprocess.run(queue, capture_output=True, check=False)
-            is_queued = bool(answer.stdout.strip())
+            # A queue that does not answer, for a busy controller, says nothing of the job.
+            answers = answer.returncode == 0 or b"Invalid job id" in answer.stderr
+            is_queued = bool(answer.stdout.strip()) or not answers
             bar.update(len(list(work.logs.glob("completions/*"))) - bar.n)
             if failures := sorted(work.logs.glob("failures/*")):
                 raise UserError(failures[0].read_text(encoding="utf-8"))

@@ -246,9 +246,13 @@ def test_a_corpus_on_slurm(tmp_path, command, slurm, capsys):
 
 @pytest.mark.parametrize(("name", "status"), [("INT", 130), ("TERM", 143)])
 def test_what_ends_the_command_cancels_its_jobs(tmp_path, command, slurm, name, status):
-    """The array is in the queue, and would go on without it."""
+    """The array is in the queue, even while that gives no answer, and would go on without it."""
     (slurm / "sbatch").write_text("#!/bin/bash\necho Submitted batch job 7\n")
-    (slurm / "squeue").write_text(f"#!/bin/bash\nkill -{name} $PPID\nsleep 1; echo 7\n")
+    busy = "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1"
+    (slurm / "squeue").write_text(
+        f'#!/bin/bash\n[ -e "$STAND_IN/asked" ] || {{ touch "$STAND_IN/asked"; {busy}; }}\n'
+        f"kill -{name} $PPID\nsleep 1; echo 7\n"
+    )
     options = tmp_path / "options.json"
     options.write_text(json.dumps({"partition": "cpu", "time": "1:00:00"}))
     flags = ["--tasks=2", "--executor=slurm", f"--executor_options={options}"]

@@ -4,16 +4,13 @@ import re
 from pathlib import Path
 
 from cocondenser_jax.errors import UserError, whole_message
-from cocondenser_jax.model_folder.folder import HEADS
+from cocondenser_jax.model_folder.folder import HEADS, TOKENIZERS, WEIGHTS
 
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # By format, in one file or in shards.
-_WEIGHTS = (
-    ("model.safetensors", "model-*-of-*.safetensors"),
-    ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
-)
+_WEIGHTS = tuple((name, name.replace(".", "-*-of-*.")) for name in WEIGHTS)
 # All other files; [0-9]_* are the modules of sentence-transformers.
-_FILES = ("*.json", "*.txt", "*.model", "[0-9]_*", *HEADS)
+_FILES = ("*.json", "*.txt", "[0-9]_*", *TOKENIZERS, *HEADS)
 
 
 def require_place(name_or_folder: str | Path) -> None:

@@ -69,7 +69,7 @@ def test_what_is_downloaded_of_a_model(monkeypatch, tmp_path):
     """Of files as two towers and as sentence-transformers have them, in both formats of weights."""
     weights = [f"{place}model.safetensors" for place in ("", "query_0_Transformer/")]
     others = ["config.json", "query_0_Transformer/config.json", "2_Dense/model.safetensors"]
-    others += ["vocab.txt", "1_Pooling/config.json", "sentencepiece.bpe.model"]
+    others += ["vocab.txt", "1_Pooling/config.json", "sentencepiece.bpe.model", "o200k.tiktoken"]
     left = ["pytorch_model.bin", "onnx/model.onnx", "README.md", "checkpoint-7/model.safetensors"]
 
     def download(name, allow_patterns):

@@ -58,8 +58,13 @@ class Representation(NamedTuple):
 
     @property
     def is_cosine(self) -> bool:
-        """Whether scores are cosines: inner products, as all are here, of vectors of length 1."""
+        """Whether scores are cosines, as inner products of whole vectors of length 1."""
         return self.normalized or self.similarity == "cosine"
+
+    @property
+    def has_unit_length(self) -> bool:
+        """Whether vectors have length 1 even where they are cut: "dot" leaves the rest as it is."""
+        return self.similarity == "cosine" or (self.normalized and not self.sizes)
 
     @property
     def as_exported(self) -> "Representation":

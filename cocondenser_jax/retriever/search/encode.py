@@ -129,8 +129,8 @@ def encode_corpus(
         engine = with_gpus(engine)
     require_outside(encoding.model.path, out)
     require_own_shards(out, task, in_tasks=engine is not None)
-    is_cosine = encoding.model.representation.is_cosine
-    require_quantizable(encoding.dtype, is_cosine=is_cosine)
+    has_unit_length = encoding.model.representation.has_unit_length
+    require_quantizable(encoding.dtype, has_unit_length=has_unit_length)
     # PyTorch is loaded after all checks that do not need it.
     from cocondenser_jax.model_folder.library import require_lengths
 

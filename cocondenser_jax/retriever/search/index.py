@@ -72,7 +72,7 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
             f"faiss does not know the index string {factory!r} for vectors of"
             f" {manifest.dimension} dimensions"
         ) from error
-    _require_inner_products(index, factory, is_cosine=manifest.representation.is_cosine)
+    _require_inner_products(index, factory, has_unit_length=manifest.representation.has_unit_length)
     with new_folder(out) as folder:
         if not index.is_trained:
             _train(index, vectors, factory)
@@ -136,14 +136,14 @@ def _layers(index: faiss.Index) -> Iterator[faiss.Index]:
         yield from _layers(index.refine_index)
 
 
-def _require_inner_products(index: faiss.Index, factory: str, *, is_cosine: bool) -> None:
+def _require_inner_products(index: faiss.Index, factory: str, *, has_unit_length: bool) -> None:
     """Raises a UserError for an index that would not rank by inner products.
 
     PCA and ITQ subtract the passages' mean, also from queries, and L2norm removes lengths, which
     matter unless vectors are normalized. faiss builds some kinds, such as HNSW32,PQ32, only for
     distances, whatever the requested metric.
     """
-    neutral = (*_NEUTRAL, faiss.NormalizationTransform) if is_cosine else _NEUTRAL
+    neutral = (*_NEUTRAL, faiss.NormalizationTransform) if has_unit_length else _NEUTRAL
     for layer in _layers(index):
         others = set()
         if isinstance(layer, faiss.IndexPreTransform):
@@ -155,7 +155,8 @@ def _require_inner_products(index: faiss.Index, factory: str, *, is_cosine: bool
         if others:
             raise UserError(
                 f"an index {factory!r} does not rank by"
-                f" {'cosines' if is_cosine else 'inner products'} ({', '.join(sorted(others))}):"
+                f" {'cosines' if has_unit_length else 'inner products'}"
+                f" ({', '.join(sorted(others))}):"
                 " expected, for instance, Flat, OPQ32,PQ32, HNSW32 or IVF1024,PQ32"
             )
 

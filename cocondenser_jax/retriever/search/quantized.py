@@ -78,9 +78,9 @@ def _signs(bits: np.ndarray) -> np.ndarray:
     return signs
 
 
-def require_quantizable(dtype: str, *, is_cosine: bool) -> None:
+def require_quantizable(dtype: str, *, has_unit_length: bool) -> None:
     """Raises a UserError where a number format cannot stand for vectors, by how they compare."""
-    if dtype == BINARY and not is_cosine:
+    if dtype == BINARY and not has_unit_length:
         raise UserError(
             "--dtype=binary loses the lengths of vectors, which inner products need: expected a"
             " model that compares by cosine, or --dtype=int8"

@@ -267,6 +267,20 @@ def test_cosines_alone_have_no_lengths_to_lose(model_folder, beir, embeddings, t
         build_index(tmp_path / "dot", tmp_path / "other", "L2norm,Flat")
 
 
+def test_what_is_cut_from_unit_vectors_has_other_lengths(model_folder, beir, tmp_path):
+    """A Normalize module scales whole vectors; "dot" takes the rest of them as it is."""
+    model = open_model(model_folder)
+    cut = model.representation._replace(normalized=True, similarity="dot", sizes=(8,))
+    assert cut.is_cosine
+    assert not cut.has_unit_length
+    assert cut._replace(sizes=()).has_unit_length
+    assert cut._replace(similarity="cosine").has_unit_length
+    with pytest.raises(UserError, match="--dtype=binary loses the lengths of vectors"):
+        encode.encode_corpus(
+            Encoding(model._replace(representation=cut), dtype="binary"), beir, tmp_path / "bits"
+        )
+
+
 @pytest.mark.parametrize("factory", ["IVF2,PQ4x4fs", "RR32,IVF2,PQ4x4fsr", "IVF2,RQ2x4fs"])
 def test_codes_that_faiss_cannot_decode_are_searched(model_folder, embeddings, tmp_path, factory):
     build_index(embeddings, tmp_path / "index", factory)

@@ -1,7 +1,8 @@
 """Compares our two-pass step, our direct pass and plain PyTorch, for a checkpoint and a real batch.
 
 All three compute the losses and the gradient of every tensor, in float32, without dropout and with
-the same masks. PyTorch uses transformers' modules and shares no code with ours.
+the same masks. PyTorch computes with transformers' modules; our code only reads the folder's
+settings, and the tensors of the head and of dense layers.
 
   python -m checks.verify --run_dir=runs/cocondenser --pytorch_folder=runs/model
 

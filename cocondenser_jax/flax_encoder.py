@@ -27,8 +27,8 @@ from cocondenser_jax.representation import POOLINGS, Representation
 from cocondenser_jax.retriever.search.models import pooling_of, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
-# Of a vector's length: how far the two may be apart. Rounding gives 1e-6 or so; the other formula
-# of GELU gives 1e-3.
+# Largest accepted difference, relative to a vector's length. Rounding causes about 1e-6, the other
+# formula of GELU 1e-3.
 TOLERANCE = 1e-4
 _LONGEST = 96  # tokens of texts that are compared: more than ModernBERT's local attention sees
 
@@ -39,9 +39,9 @@ def run_in_flax(
     """Makes a retriever compute its transformer, or both towers', on all JAX devices of this host.
 
     Args:
-      model: as `models.load` returns it.
-      folder: what it was loaded from.
-      batch_size: texts per forward pass at most, over all devices.
+      model: the result of `models.load`; changed in place.
+      folder: its model folder.
+      batch_size: maximum texts per forward pass, over all devices.
       dtype: of the matrix products; parameters and vectors are float32.
 
     Raises:
@@ -80,12 +80,12 @@ def require_same_vectors(
     """Raises a UserError where the Flax network makes other vectors than PyTorch, in float32.
 
     Args:
-      folder: that both were read from.
+      folder: the folder of both networks, for the message.
       model: maps features to a `sentence_embedding`, as sentence-transformers' modules do.
-      tokenizer: transformers' of the model, which pads as it is set to.
-      config: of the Flax network, with all that follows the pooling in `model`.
-      params: of the Flax network.
-      program: what the message calls it.
+      tokenizer: the model's tokenizer, with its own padding side.
+      config: the Flax network's; its representation includes the modules after the pooling.
+      params: the Flax network's.
+      program: the name of the Flax side in the message.
     """
     longest = min(tokenizer.model_max_length or _LONGEST, _LONGEST)
     features = tokenizer(

@@ -170,7 +170,7 @@ def _require_same_model(folder: Path, checkpoint: Path, expected: ModelConfig) -
 def _as_exported(config: ModelConfig) -> dict[str, Any]:
     """Returns the fields, with the representation replaced by its files, as in a folder."""
     vectors = config.representation.as_exported
-    files = to_files(vectors, config.hidden_size, config.max_length, {})
+    files = to_files(vectors, config.hidden_size, config.max_length, has_pooler=False)
     return {**config.to_dict(), "representation": files}
 
 

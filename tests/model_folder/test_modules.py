@@ -109,14 +109,14 @@ def changed(files, **values):
 
 
 def test_all_that_a_representation_says_is_in_its_files_and_is_read_back():
-    files = to_files(FULL, 32, 64, {"add_pooling_layer": False}, lowers_case=True)
+    files = to_files(FULL, 32, 64, has_pooler=True, lowers_case=True)
     assert files == FULL_FILES
     assert read(files) == FULL
     assert lowers_case(reader(files))
 
 
 def test_the_papers_representation_needs_few_files():
-    files = to_files(Representation(), 32, 64, {})
+    files = to_files(Representation(), 32, 64, has_pooler=False)
     kinds = [(each["type"].rpartition(".")[2], each["path"]) for each in files["modules.json"]]
     assert kinds == [("Transformer", ""), ("Pooling", "1_Pooling")]
     assert files["1_Pooling/config.json"] == {
@@ -142,13 +142,13 @@ def test_the_papers_representation_needs_few_files():
 
 @pytest.mark.parametrize(("size", "written"), [(31, True), (32, False), (33, False)])
 def test_a_size_is_written_where_it_cuts(size, written):
-    settings = to_files(Representation(sizes=(size,)), 32, 64, {})[modules.SETTINGS]
+    settings = to_files(Representation(sizes=(size,)), 32, 64, has_pooler=False)[modules.SETTINGS]
     assert ("truncate_dim" in settings) is written
 
 
 def test_no_text_is_longer_than_the_network_reads():
     for longest, expected in ((None, 64), (65, 64), (63, 63)):
-        files = to_files(Representation(max_length=longest), 32, 64, {})
+        files = to_files(Representation(max_length=longest), 32, 64, has_pooler=False)
         assert files["sentence_bert_config.json"]["max_seq_length"] == expected
 
 

@@ -114,6 +114,11 @@ def test_tables_of_passages_are_documents(tmp_path, suffix):
         UserError, match=whole("docs.jsonl: --columns says what the columns of .tsv files are")
     ):
         open_source("docs.jsonl:id,text")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").write_text("a text\n")
+    said = "TMP/more: --columns says what the columns of .tsv files are"
+    with pytest.raises(UserError, match=whole(said)):
+        open_source(f"{tmp_path}/more:id,text")
 
 
 @pytest.mark.parametrize(

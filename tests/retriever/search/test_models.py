@@ -255,6 +255,13 @@ def test_a_folder_that_reads_more_than_its_positions(make_model, research_folder
         models.load_retriever(tmp_path / "rotary")
 
 
+def test_training_collects_nothing_for_a_model_card(model_folder, cross_encoder_folder):
+    """The library would look up the model on the hub, and quote texts."""
+    for model in (models.load_retriever(model_folder), load_pairs(cross_encoder_folder)):
+        card = model.model_card_data
+        assert (card.local_files_only, card.generate_widget_examples) == (True, False)
+
+
 def test_the_hash_is_of_what_vectors_depend_on(model_folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(model_folder, copy)

@@ -250,6 +250,7 @@ def test_relevant_passages_that_are_missing_are_counted(folder, caplog):
     [
         ({"one": 50, "other": 48}, {"other": 96}),
         ({"one": 49, "other": 49}, {}),  # 98 % count as all
+        ({"one": 49, "other": 40}, {"other": 80}),
         ({"one": 48, "other": 48}, {}),  # none is judged better than the other
         ({"one": 48, "other": 50, "third": 49, "fourth": 0}, {"one": 96, "fourth": 0}),
         ({"one": 50, "nothing": None}, {}),

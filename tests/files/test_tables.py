@@ -279,6 +279,7 @@ TABLE = "a tab in each line, as in a table"
     ("text", "what"),
     [
         ("<top>\n<num> Number: 1", f"{TAG}, '<top>'"),
+        ("  <top>\n<num> Number: 1", f"{TAG}, '  <top>'"),
         ("<DOC>\n<DOCNO> 1 </DOCNO>", f"{TAG}, '<DOC>'"),
         ('<topics task="a">\n<topic number="1">', f"{TAG}, '<topics task=\"a\">'"),
         ('<?xml version="1.0"?>\n<topics>', f"{TAG}, '<?xml version=\"1.0\"?>'"),

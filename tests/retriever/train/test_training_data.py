@@ -201,6 +201,35 @@ def test_a_query_without_negatives_draws_none_that_is_relevant(beir, tmp_path, c
     assert drawn[0] != drawn[1]
 
 
+def test_each_query_without_negatives_draws_a_sample_of_its_own(tmp_path):
+    """Of 200 passages, so that two samples of three are hardly ever the same."""
+    qrels = {f"q{i}": {f"d{i}": 1} for i in range(10)}
+    write_records(
+        tmp_path / "corpus.jsonl", [{"_id": f"d{i}", "text": f"text {i}"} for i in range(200)]
+    )
+    write_records(tmp_path / "queries.jsonl", [{"_id": q, "text": "x"} for q in qrels])
+    write_qrels(tmp_path / "qrels" / "train.tsv", qrels)
+    write_run(tmp_path / "run.trec", {"q0": {"d8": 1.0}})
+    settings = DataSettings(tmp_path, "train", 0, str(tmp_path / "run.trec"), 1, 3, seed=0)
+    candidates = read_training(settings, tmp_path / "stored").candidates
+    drawn = {frozenset(candidates[query].split()) for query in [*qrels][1:]}
+    assert [len(pool) for pool in drawn] == [3] * 9
+
+
+@pytest.mark.parametrize("where", ["q1", "q2"])
+def test_a_run_of_another_collection_is_refused_whichever_query_shows_it(beir, tmp_path, where):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    write_qrels(folder / "qrels" / "train.tsv", {"q1": {"d1": 1}, "q2": {"d2": 1}})
+    run = tmp_path / "run.trec"
+    write_run(run, {"q1": {"d7": 1.0}, "q2": {"d8": 1.0}, where: {"elsewhere": 1.0}})
+    settings = DataSettings(folder, "train", 0, str(run), 1, 3, seed=0)
+    with pytest.raises(
+        UserError,
+        match=whole(f"{run} names 1 passages that the data does not have: elsewhere"),
+    ):
+        read_training(settings, tmp_path / "stored")
+
+
 def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
     folder = shutil.copytree(beir, tmp_path / "data")
     titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]

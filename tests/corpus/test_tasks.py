@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.corpus import tasks
-from cocondenser_jax.corpus.build import StoreSettings, build_store, build_task
+from cocondenser_jax.corpus.build import StoreSettings, build_in_tasks, build_store, build_task
 from cocondenser_jax.corpus.records import Document
 from cocondenser_jax.corpus.store import open_store, verify_store
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.workers import Engine
 from tests.lines import whole
 from tests.world import cut_file, write_in_tasks, write_records
 
@@ -98,3 +99,19 @@ def test_a_store_in_tasks_is_that_of_one_machine_to_the_bit(paragraphs, wordpiec
         assert np.array_equal(a, b)
     names = [[s.document_id(i) for i in range(s.n_documents)] for s in (one, many)]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("max_length", "short_span_prob", "said"),
+    [
+        (9, 0.0, "max_length is 9: expected at least 10"),
+        (10, 1.1, "short_span_prob is 1.1: expected 0 to 1"),
+    ],
+)
+def test_settings_without_a_store_are_refused_before_anything_is_read(
+    tmp_path, max_length, short_span_prob, said
+):
+    settings = StoreSettings("nope", max_length, short_span_prob)
+    with pytest.raises(UserError, match=whole(said)):
+        build_in_tasks(settings, "nope", tmp_path / "out", Engine(tasks=2))
+    assert not any(tmp_path.iterdir())

@@ -23,12 +23,14 @@ import pytest
 
 from cocondenser_jax.cli import flags, output
 from cocondenser_jax.cli.flags import PROGRAM
+from cocondenser_jax.errors import UserError
 from cocondenser_jax.files import whole
 from tests.world import instead
 
 # Given beside the required flags, unless others are given in their place.
 BESIDE = {"search": ["--index=index", "--model=model", "--query=query"], "retrieve": ["--index=i"]}
 IN_PLACE_OF = {"--embeddings": {"--index"}, "--corpus": {"--index", "--model"}}
+WAYS = {"search": ["--index=i", "--embeddings=e", "--corpus=c"], "retrieve": ["--embeddings=e"]}
 
 PRINTING = {"print_table", "print_text"}  # what other functions return
 # Flags whose default is not that of a function that gets the value, or what is made of it.
@@ -777,3 +779,13 @@ def test_what_is_given_arrives_and_nothing_else_changes(name, row):
         for key, values in changed.items():
             if key != "no longer" and values[0] in flag.type.choices:
                 assert {*flag.type.choices} == choices_of(given.types[key]), key
+
+
+# `evaluate` ends here before it writes JSON, see `call`.
+@pytest.mark.parametrize(("name", "row"), [each for each in ROWS if "--json_out" not in each[1]])
+def test_a_flag_without_what_it_needs_changes_something_or_is_refused(name, row):
+    words = row.partition(" with ")[0].split()
+    for way in {"", *WAYS.get(name, ())}.difference(words):
+        with contextlib.suppress(click.UsageError, UserError):
+            given = call(name, " ".join(instead(way.split(), words)))
+            assert changes(call(name, way), given), way

@@ -15,7 +15,12 @@ from cocondenser_jax.model import joint
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain import devices
-from cocondenser_jax.pretrain.devices import batch_gradient, mapped_encode, needed_memory
+from cocondenser_jax.pretrain.devices import (
+    batch_gradient,
+    mapped_encode,
+    mapped_forward,
+    needed_memory,
+)
 from cocondenser_jax.pretrain.step import LossSettings
 from tests.world import batches_of, encode_in_flax, interpret_kernels, step_of
 
@@ -82,6 +87,18 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
     encode = mapped_encode(ENCODER, params, "float32", batch_size=11)
     found_BxD = encode(ids_BxL, mask_BxL, prompts_B)
     np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)
+
+
+def test_the_forward_pass_of_a_probe_has_the_dtype_of_its_run():
+    params = devices.replicate(init_params(ENCODER, 0))
+    ids_BxL, mask_BxL, _ = texts_of(8)
+    batch = Batch.zeros(8, 16, 4)._replace(input_ids_SxL=ids_BxL, attention_mask_SxL=mask_BxL)
+    exact_BxD, rounded_BxD = (
+        mapped_forward(ENCODER, dtype, 1)(params, batch)[0] for dtype in ("float32", "bfloat16")
+    )
+    expected_BxD = encode_in_flax(ENCODER, init_params(ENCODER, 0), ids_BxL, mask_BxL)
+    np.testing.assert_allclose(exact_BxD, expected_BxD, rtol=0, atol=1e-5)
+    assert 1e-4 < np.abs(rounded_BxD - expected_BxD).max() < 0.1
 
 
 def test_vectors_are_computed_by_the_kernel_where_there_is_one(monkeypatch):

@@ -25,6 +25,14 @@ def test_gpus_are_named_as_the_user_named_them(two_gpus, monkeypatch):
     assert visible_gpus() == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-7")
     assert visible_gpus() == ["6", "GPU-7"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-7,-1,8")  # CUDA stops at what is none
+    assert visible_gpus() == ["6", "GPU-7"]
+
+
+def test_no_gpu_is_visible_where_none_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert with_gpus(Engine(tasks=8, workers=4)).gpus == []
 
 
 def test_each_local_worker_gets_a_gpu_and_no_two_the_same(two_gpus):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from cocondenser_jax.convert.from_torch import load_folder, read_shape
 from cocondenser_jax.convert.names import tensor_names, to_tensors
@@ -311,34 +311,43 @@ def test_layers_that_the_config_does_not_have_are_reported(bert_folder, caplog):
     assert caplog.messages == [f"{bert_folder}: 16 tensors are not used: {names}"]
 
 
-def test_an_untied_projection_is_refused(bert_folder):
-    rewrite(
-        bert_folder, lambda state: state | {"cls.predictions.decoder.weight": torch.ones(93, 32)}
-    )
+@pytest.fixture
+def decoder(folder):
+    """The name of a family's matrix after its MLM transformation, as transformers has it."""
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    last = model.get_output_embeddings()
+    return next(name for name, module in model.named_modules() if module is last)
+
+
+def test_an_untied_projection_is_refused(folder, decoder):
+    n_words = len(load_folder(str(folder))[1]["embeddings"]["word"]["embedding"])
+    rewrite(folder, lambda state: state | {f"{decoder}.weight": torch.ones(n_words, 32)})
     with pytest.raises(
         UserError,
         match=whole(
-            "TMP/model: cls.predictions.decoder.weight differs from the word "
+            f"TMP/model: {decoder}.weight differs from the word "
             "embeddings; only tied MLM projections are supported"
         ),
     ):
-        load_folder(str(bert_folder))
+        load_folder(str(folder))
 
 
-def test_a_decoder_bias_of_its_own_is_refused(bert_folder):
+def test_a_decoder_bias_of_its_own_is_refused(folder, decoder):
     """transformers ties the two, and then takes one of them for both."""
-    bias = "cls.predictions.decoder.bias"
-    rewrite(bert_folder, lambda state: state | {bias: state["cls.predictions.bias"].clone()})
-    load_folder(str(bert_folder))
-    rewrite(bert_folder, lambda state: state | {bias: state[bias] + 0.5})
+    bias = f"{decoder.removesuffix('decoder')}bias"
+    if bias == "bias":  # of ModernBERT's there is one alone
+        return
+    rewrite(folder, lambda state: state | {f"{decoder}.bias": state[bias].clone()})
+    load_folder(str(folder))
+    rewrite(folder, lambda state: state | {f"{decoder}.bias": state[bias] + 0.5})
     with pytest.raises(
         UserError,
         match=whole(
-            "TMP/model: cls.predictions.decoder.bias differs from "
-            "cls.predictions.bias; only one bias of the MLM projection is supported"
+            f"TMP/model: {decoder}.bias differs from {bias};"
+            " only one bias of the MLM projection is supported"
         ),
     ):
-        load_folder(str(bert_folder))
+        load_folder(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,9 @@ def test_a_store_in_tasks_is_that_of_one_machine_to_the_bit(paragraphs, wordpiec
     write_in_tasks(str(source), str(wordpiece_folder), tmp_path / "many", 7, max_length=24)
     verify_store(tmp_path / "many")
     one, many = open_store(tmp_path / "one"), open_store(tmp_path / "many")
+    settings = StoreSettings(str(source), max_length=24, short_span_prob=0.0, pieces=9)
+    for manifest in (*one.manifests, *many.manifests):
+        assert settings._asdict().items() <= manifest.items()
     assert 0 in [manifest["counts"]["documents"] for manifest in many.manifests]
     dropped = [sum(m["dropped"]["duplicate"] for m in s.manifests) for s in (one, many)]
     assert dropped == [31, 31]  # of 61 texts, 30 different ones

@@ -311,6 +311,8 @@ def test_bfloat16_compares_vectors_in_float32(config, monkeypatch):
     # The vectors of a new network are all but equal, and so are their logits, however rounded.
     (metrics,) = steps(config, n_devices=1, factor=4.0).metrics
     jax.effects_barrier()
+    # All before them is in bfloat16.
+    assert np.array_equal(vectors[0], jnp.asarray(vectors[0], jnp.bfloat16))
     h = vectors[0].astype(np.float64)
     logits = h @ h.T
     np.fill_diagonal(logits, -np.inf)

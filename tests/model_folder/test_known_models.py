@@ -47,7 +47,8 @@ def test_prompts_and_scale_by_name(name, prompts, scale):
     assert {task: text for task, text in said.items() if text} == prompts
     assert known.scale == scale
     last = name.partition("/")[2]
-    assert find_namesake(["model", f"/models/{last}/"]) == (last.lower(), known.prompts)
+    for folder in (last, last.upper()):
+        assert find_namesake(["model", f"/models/{folder}/"]) == (last.lower(), known.prompts)
 
 
 @pytest.mark.parametrize(

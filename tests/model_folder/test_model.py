@@ -157,6 +157,14 @@ def test_prompts_are_offered_until_both_are_given(tmp_path, caplog, given, n_lin
     assert len(lines(caplog)) == n_lines
 
 
+def test_a_folder_here_is_not_the_model_of_its_name_on_the_hub(tmp_path, monkeypatch):
+    folder = write_folder(MINILM, tmp_path / "intfloat" / "e5-small-v2")
+    monkeypatch.chdir(tmp_path)
+    opened = open_model("intfloat/e5-small-v2")
+    assert opened.representation == open_model(folder).representation
+    assert not opened.representation.prompts
+
+
 def test_a_name_on_the_hub_says_what_its_folder_does_not(tmp_path, caplog, monkeypatch):
     folder = write_folder(MINILM, tmp_path / "0123abc")
     monkeypatch.setattr(model_module, "find_folder", lambda name: folder)

@@ -235,6 +235,17 @@ def test_the_vector_is_the_models_own_unless_another_is_asked_for(bert):
     assert scaled.representation == mean._replace(scale=100.0)
 
 
+def test_a_model_whose_vectors_cannot_be_trained_starts_with_those_that_are_asked_for(
+    folder, tmp_path
+):
+    start = opened(write_retriever(folder, tmp_path / "max", "max"))
+    without = settings(n_head_layers=0, skip_from=0, late_mlm=True)
+    config, _ = load_warm_start(start, without, 0, VectorSettings(SPELLINGS["cls"]))
+    assert config.representation == SPELLINGS["cls"]
+    with pytest.raises(UserError, match="pools by max; expected cls or mean"):
+        load_warm_start(start, without, 0)
+
+
 def test_dense_layers_and_sizes_are_the_models_own_unless_others_are_asked_for(folder, tmp_path):
     start = write_retriever(
         folder, tmp_path / "dense", "mean", [{"out_features": 24}], truncate_dim=12

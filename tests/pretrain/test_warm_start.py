@@ -235,6 +235,25 @@ def test_the_vector_is_the_models_own_unless_another_is_asked_for(bert):
     assert scaled.representation == mean._replace(scale=100.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("representation", "mean-cosine", SPELLINGS["mean-cosine"]),
+        ("scale", 5.0, SPELLINGS["cls"]._replace(scale=5.0)),
+        ("sizes", (16, 8), SPELLINGS["cls"]._replace(sizes=(16, 8))),
+    ],
+)
+def test_what_an_experiment_says_of_its_vectors_is_said_of_its_start(
+    bert, store, name, value, expected
+):
+    config = default.get_config().unlock()
+    config.data.store, config.model, config.warm_start = str(store), settings(), str(bert)
+    config.model[name] = value
+    tokens = open_store(store)
+    started, _ = first_model(resolve(config, tokens), tokens)
+    assert started.representation == expected
+
+
 def test_a_model_whose_vectors_cannot_be_trained_starts_with_those_that_are_asked_for(
     folder, tmp_path
 ):

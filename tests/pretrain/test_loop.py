@@ -289,8 +289,10 @@ def test_a_finished_run_holds_everything_it_decided(unusual, tmp_path, caplog):
     assert round(n_tokens, -1) == 4030  # three digits
     said = "9 steps of 16 documents of two spans, 3 epochs, about 4,030 tokens"
     devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    assert caplog.messages[:2] == [
+    assert caplog.messages[:3] == [
         f"{tmp_path}/run: {said}, on {devices}",
+        f"{tmp_path}/run: spans of the store have up to 16 tokens, and config.data.length reads 14"
+        " of them: the rest of a longer one is never read",
         f"{tmp_path}/run: resuming after step 9",
     ]
     assert f"{tmp_path}/run: finished all 9 steps" in caplog.messages  # nothing to time

@@ -74,7 +74,7 @@ def test_a_search_that_cuts_long_texts_is_found(write):
         ids = read(text)
         return ids if len(ids) <= longest else [*ids[: longest - 1], ids[-1]]
 
-    require_same_tokens(folder, tokenizer, cut, longest=longest)
+    require_same_tokens(folder, tokenizer, cut, [""], longest)
     with pytest.raises(
         UserError,
         match=whole(
@@ -84,7 +84,7 @@ def test_a_search_that_cuts_long_texts_is_found(write):
             "than the search (is do_lower_case said in another file only?)"
         ),
     ):
-        require_same_tokens(folder, tokenizer, cut)
+        require_same_tokens(folder, tokenizer, cut, [""])
 
 
 def test_tokens_behind_every_prompt_are_compared(write):
@@ -110,7 +110,7 @@ def test_texts_are_cut_where_the_search_cuts_them(write):
             "input_ids"
         ]
 
-    require_same_tokens(folder, tokenizer, search(12), longest=12)
+    require_same_tokens(folder, tokenizer, search(12), [""], 12)
     with pytest.raises(
         UserError,
         match=whole(
@@ -120,7 +120,7 @@ def test_texts_are_cut_where_the_search_cuts_them(write):
             "file only?)"
         ),
     ):
-        require_same_tokens(folder, tokenizer, search(11), longest=12)
+        require_same_tokens(folder, tokenizer, search(11), [""], 12)
     library.truncation_side = "left"
     with pytest.raises(
         UserError,
@@ -131,13 +131,13 @@ def test_texts_are_cut_where_the_search_cuts_them(write):
             "said in another file only?)"
         ),
     ):
-        require_same_tokens(folder, tokenizer, search(12), longest=12)
+        require_same_tokens(folder, tokenizer, search(12), [""], 12)
 
 
 def test_capitals_that_another_file_lowers_are_found(write):
     folder = write("cased WordPiece of BERT")
     tokenizer = load_tokenizer(str(folder))
-    require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=False))
+    require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=False), [""])
     with pytest.raises(
         UserError,
         match=whole(
@@ -147,7 +147,7 @@ def test_capitals_that_another_file_lowers_are_found(write):
             "another file only?)"
         ),
     ):
-        require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=True))
+        require_same_tokens(folder, tokenizer, search_reader(folder, lowers_case=True), [""])
 
 
 def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
@@ -162,7 +162,7 @@ def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
         ),
     ):
         require_same_tokens(
-            folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
+            folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False), [""]
         )
     with pytest.raises(
         UserError,
@@ -184,7 +184,7 @@ def test_another_length_of_unknown_words_is_found(write, longest):
     (folder / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="training would see other tokens than the search"):
         require_same_tokens(
-            folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False)
+            folder, load_tokenizer(str(folder)), search_reader(folder, lowers_case=False), [""]
         )
 
 

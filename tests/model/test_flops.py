@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from cocondenser_jax.model.condenser import Condenser
 from cocondenser_jax.model.config import ModelConfig
@@ -23,7 +24,7 @@ def traced_flops(jaxpr):
             left = equation.invars[0].aval.shape
             inner = math.prod(left[axis] for axis in contracted)
             total += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-        for inner_jaxpr in jax.core.jaxprs_in_params(equation.params):
+        for inner_jaxpr in jaxprs_in_params(equation.params):
             total += traced_flops(inner_jaxpr)
     return total
 

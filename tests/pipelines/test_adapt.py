@@ -613,7 +613,7 @@ def test_pairs_are_chosen_by_spans_of_the_whole_store(monkeypatch, pairs):
     starts_NxL[of_several, 3] = STARTS_SENTENCE
     starts_NxL[:, 5:] = STARTS_SENTENCE  # a span of seven tokens has five of its own
     store = SimpleNamespace(
-        n_spans=40, max_length=7, read_spans=lambda rows, n: (None, starts_NxL[rows, :n], None)
+        n_spans=40, content_length=5, read_spans=lambda rows, n: (None, starts_NxL[rows, :n], None)
     )
     assert proposal.propose_for(store).data.pairs == pairs
 

@@ -1,6 +1,7 @@
 """The cloud of a test: stand_in_gcloud.py, and stand-ins for what runs on its VMs."""
 
 import ast
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "tpu_scripts"
 GCLOUD = Path(__file__).with_name("stand_in_gcloud.py")
+# Code generation of before jaxlib 0.11 compiles faster, as in tests/conftest.py.
+IS_OLD = importlib.metadata.version("jaxlib").startswith("0.10.")
+FAST = "--xla_cpu_use_fusion_emitters=false" if IS_OLD else ""
 # On the VM: the interpreter that runs the tests, with the copy of the project that was sent there.
 UV = """#!/bin/sh
 set -eu
@@ -18,7 +22,7 @@ case "$1" in
     cat >.venv/bin/python <<PYTHON
 #!/bin/sh
 export PYTHONPATH="$PWD" JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 JAX_DISABLE_MOST_OPTIMIZATIONS=1
-export XLA_FLAGS="--xla_force_host_platform_device_count=2 --xla_cpu_use_fusion_emitters=false"
+export XLA_FLAGS="--xla_force_host_platform_device_count=2 {flags}"
 # What one VM has compiled, the next one loads.
 export JAX_COMPILATION_CACHE_DIR="$CLOUD/compiled" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 exec "{python}" "\\$@"
@@ -51,7 +55,7 @@ class Cloud:
         # It needs no package, and is called a thousand times.
         gcloud = f'#!/bin/sh\nexec "{sys.executable}" -IS "{GCLOUD}" "$@"\n'
         cocondenser = f'#!/bin/sh\nexec "{sys.executable}" -m cocondenser_jax.cli "$@"\n'
-        uv = UV.replace("{python}", sys.executable)
+        uv = UV.replace("{python}", sys.executable).replace("{flags}", FAST)
         programs = {"gcloud": gcloud, "cocondenser": cocondenser, "uv": uv, "tmux": TMUX}
         for name, text in programs.items():
             (self.bin / name).write_text(text)

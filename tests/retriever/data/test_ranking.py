@@ -176,9 +176,12 @@ def test_a_passage_with_a_negative_grade_is_not_judged(name):
 
 def test_a_query_without_result_counts_zero(caplog):
     qrels = {"q1": {"a": 1}, "q2": {"b": 1}, "q3": {"c": 1}, "q4": {"d": 1}}
-    metrics = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"])
+    metrics = evaluate_run(qrels, {"q1": {"a": 3.0}, "q2": {}}, ["MRR@10"], name="three lack")
     assert metrics["mean"] == {"MRR@10": 0.25}
-    assert caplog.messages == ["the run: 3 of 4 judged queries have no result: they count as 0"]
+    assert caplog.messages == [
+        "three lack: 3 of 4 judged queries have no result: they count as 0",
+        "three lack: no ranking is longer than 1, so MRR@10 stops there",
+    ]
     assert evaluate_run(qrels, {}, ["MRR@10"])["mean"] == {"MRR@10": 0.0}
 
 

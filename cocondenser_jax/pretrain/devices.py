@@ -224,10 +224,11 @@ def mapped_encode(model_config: ModelConfig, params: Any, dtype: str, batch_size
         rows_S = np.minimum(np.arange(n_rows), n_texts - 1)
         texts = ids_BxL[rows_S], mask_BxL[rows_S], prompt_lengths_B[rows_S]
         inputs = split_rows(texts, len(devices))
-        settings, _ = settle_attention(still, LossSettings(dtype=dtype), (ids_BxL.shape[1],))
-        mapped = _mapped_encoder(still, settings)
-        # Otherwise accelerators round the operands of float32 products to 16 bits or so.
+        # Otherwise accelerators round the operands of float32 products to 16 bits or so, and a
+        # kernel would be tried with other products than those of the run.
         with jax.default_matmul_precision("highest" if dtype == "float32" else None):
+            settings, _ = settle_attention(still, LossSettings(dtype=dtype), (ids_BxL.shape[1],))
+            mapped = _mapped_encoder(still, settings)
             vectors_SxD = np.asarray(mapped(params, inputs)).reshape(n_rows, -1)
         return vectors_SxD[:n_texts]
 

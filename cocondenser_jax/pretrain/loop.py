@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from cocondenser_jax.corpus.batches import Batch, BatchSpec, read_batches, require_room
 from cocondenser_jax.corpus.order import batch_document_ids, epoch_examples, require_examples
 from cocondenser_jax.corpus.store import TokenStore, open_store
+from cocondenser_jax.corpus.tokenizer import N_AROUND
 from cocondenser_jax.errors import UserError, first_three
 from cocondenser_jax.files.runs import lock_folder, require_own
 from cocondenser_jax.files.trackers import require_tracker
@@ -259,7 +260,7 @@ def _log_length(experiment: Experiment, store: TokenStore, workdir: Path, first_
     """Logs the length of a run, and where it resumes."""
     spec = experiment.batches
     n_examples = experiment.n_steps * spec.batch_size
-    tokens_per_span = min(store.n_tokens / store.n_spans + 2, spec.length)
+    tokens_per_span = min(store.n_tokens / store.n_spans + N_AROUND, spec.length)
     n_tokens = experiment.n_steps * spec.n_rows * tokens_per_span
     n_epochs = n_examples / epoch_examples(store, spec)
     parts = [

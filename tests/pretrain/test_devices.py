@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -87,6 +88,30 @@ def test_each_text_gets_its_own_vector_on_whatever_device(n_texts):
     encode = mapped_encode(ENCODER, params, "float32", batch_size=11)
     found_BxD = encode(ids_BxL, mask_BxL, prompts_B)
     np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", "highest"), ("bfloat16", None)])
+def test_products_of_float32_are_not_rounded_nor_is_a_kernel_tried_with_others(
+    monkeypatch, dtype, expected
+):
+    found = {}
+
+    def noting(name, function):
+        def noted(*arguments):
+            found[name] = jax.config.jax_default_matmul_precision
+            return function(*arguments)
+
+        return noted
+
+    def encoder(*of):
+        return noting("run", make(*of))
+
+    make = devices._mapped_encoder
+    monkeypatch.setattr(devices, "_mapped_encoder", encoder)
+    settle = noting("kernel", devices.settle_attention)
+    monkeypatch.setattr(devices, "settle_attention", settle)
+    mapped_encode(ENCODER, init_params(ENCODER, 0), dtype, batch_size=8)(*texts_of(8))
+    assert found == {"kernel": expected, "run": expected}
 
 
 def test_the_forward_pass_of_a_probe_has_the_dtype_of_its_run():

@@ -151,24 +151,14 @@ def test_judgments_elsewhere_need_the_ids_of_passages_too(tmp_path):
 
 
 def test_queries_and_judgments_are_no_passages(tmp_path):
+    said = whole(
+        "TMP has no passages: expected corpus.jsonl or corpus.tsv or collection.tsv or"
+        " psgs_w100.tsv or msmarco-docs.tsv (plain, .gz, .xz or .zst)"
+    )
     write_qrels(tmp_path / "qrels.test.tsv", {"q": {"2": 1}})
-    with pytest.raises(
-        UserError,
-        match=whole(
-            "TMP has no passages: expected corpus.jsonl or corpus.tsv or "
-            "collection.tsv or psgs_w100.tsv or msmarco-docs.tsv (plain, .gz, .xz or "
-            ".zst)"
-        ),
-    ):
+    with pytest.raises(UserError, match=said):
         read_corpus(tmp_path)
     (tmp_path / "qrels.test.tsv").rename(tmp_path / "queries.test.tsv")
     (tmp_path / "docs.txt").write_text("one\n")
-    with pytest.raises(
-        UserError,
-        match=whole(
-            "TMP has no passages: expected corpus.jsonl or corpus.tsv or "
-            "collection.tsv or psgs_w100.tsv or msmarco-docs.tsv (plain, .gz, .xz or "
-            ".zst)"
-        ),
-    ):
+    with pytest.raises(UserError, match=said):
         read_corpus(tmp_path)

@@ -41,7 +41,16 @@ def configs(command):
     return found
 
 
-@pytest.mark.parametrize("name", ["design/base", "design/arms", "design/tests", "design_gpu/arms"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "design/base",
+        "design/first_seed",
+        "design/arms",
+        "design/tests",
+        "design_gpu/arms",
+    ],
+)
 def test_every_measured_row_names_the_protocol(name):
     current = checksum(design.protocol(name.partition("/")[0]))
     for row, content in TABLES[name]["rows"].items():

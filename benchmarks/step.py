@@ -63,7 +63,6 @@ def main() -> None:
     parser.add_argument("--chunk_size", type=int, help="spans, instead of the size's own")
     parser.add_argument("--dtype", choices=LOSS_TOLERANCE, default="float32")
     parser.add_argument("--steps", type=int, default=5, help="timed on each side")
-    parser.add_argument("--sweep", action="store_true", help="ours alone, over batch and chunk")
     parser.add_argument("--json_out", type=Path)
     arguments = parser.parse_args()
     rows = []
@@ -75,11 +74,11 @@ def main() -> None:
                 if (value := getattr(arguments, key))
             }
         )
-        rows += (_sweep if arguments.sweep else _compare)(name, size, arguments)
+        rows.append(_compare(name, size, arguments))
     report(rows, arguments.json_out)
 
 
-def _compare(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _compare(name: str, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), size)
         ours = alone(flax_side, Path(folder), size, arguments.dtype, arguments.steps)
@@ -89,44 +88,22 @@ def _compare(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[
         raise SystemExit(f"{name}: the losses differ: {ours.loss} and {theirs.loss}")
     tokens = 2 * size.documents * LENGTH
     work = model_flops(size)
-    return [
-        {
-            "size": name,
-            "documents": size.documents,
-            "chunk size": size.chunk_size,
-            "dtype": arguments.dtype,
-            "device": ours.device,
-            "loss": ours.loss,
-            "tokens/s": round(tokens / ours.seconds),
-            "tokens/s, PyTorch": round(tokens / theirs.seconds),
-            "times PyTorch": round(theirs.seconds / ours.seconds, 2),
-            "peak MiB": round(ours.peak_bytes / 2**20),
-            "peak MiB, PyTorch": round(theirs.peak_bytes / 2**20),
-            "model FLOP/s": work / ours.seconds,
-            "of the matmul peak": round(work / ours.seconds / ours.matmul_flops, 3),
-            "work per span, of full sequences": round(work_ratio(size), 3),
-        }
-    ]
-
-
-def _sweep(name: str, size: Size, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    for documents in (size.documents // 2, size.documents, 2 * size.documents):
-        for chunk_size in (size.chunk_size // 2, size.chunk_size, 2 * size.chunk_size):
-            tried = size._replace(documents=documents, chunk_size=chunk_size)
-            with tempfile.TemporaryDirectory() as folder:
-                write_model(Path(folder), tried)
-                ours = alone(flax_side, Path(folder), tried, arguments.dtype, arguments.steps)
-            rows.append(
-                {
-                    "size": name,
-                    "documents": documents,
-                    "chunk size": chunk_size,
-                    "tokens/s": round(2 * documents * LENGTH / ours.seconds),
-                    "peak MiB": round(ours.peak_bytes / 2**20),
-                }
-            )
-    return rows
+    return {
+        "size": name,
+        "documents": size.documents,
+        "chunk size": size.chunk_size,
+        "dtype": arguments.dtype,
+        "device": ours.device,
+        "loss": ours.loss,
+        "tokens/s": round(tokens / ours.seconds),
+        "tokens/s, PyTorch": round(tokens / theirs.seconds),
+        "times PyTorch": round(theirs.seconds / ours.seconds, 2),
+        "peak MiB": round(ours.peak_bytes / 2**20),
+        "peak MiB, PyTorch": round(theirs.peak_bytes / 2**20),
+        "model FLOP/s": work / ours.seconds,
+        "of the matmul peak": round(work / ours.seconds / ours.matmul_flops, 3),
+        "work per span, of full sequences": round(work_ratio(size), 3),
+    }
 
 
 def alone(side: Callable[..., Any], *arguments: Any) -> Any:

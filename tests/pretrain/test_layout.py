@@ -72,12 +72,13 @@ def test_kept_chunks_change_no_gradient(config, n_devices, chunk_size, n_kept, r
 def test_a_step_with_the_kernel_is_that_without(config, n_devices, model_type, monkeypatch):
     """Attention in a kernel, of joined matrices; a padded vocabulary; kept chunks.
 
-    ModernBERT's is in blocks, with rotary positions, no biases, and windows.
+    ModernBERT's is in blocks, with rotary positions, no biases, and the window of layer 1: layer 0
+    sees all tokens, and the last one is computed without the kernel.
     """
     call = functools.partial(kernels.pl.pallas_call, interpret=True)
     monkeypatch.setattr(kernels.pl, "pallas_call", call)
     monkeypatch.setattr(blocks, "BLOCK", 8)
-    shape = {"model_type": model_type, "local_attention": 6}
+    shape = {"model_type": model_type, "local_attention": 6, "num_hidden_layers": 3}
     if model_type == "modernbert":
         config = changed(config, **{f"model__{name}": value for name, value in shape.items()})
     expected = losses_and_gradient(config, n_devices, chunk_size=2)

@@ -22,7 +22,7 @@ from cocondenser_jax.errors import lookup
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops
 from cocondenser_jax.plan.compiled import collectives, find_launches, n_launches
-from cocondenser_jax.plan.machines import find_machine, no_compiler
+from cocondenser_jax.plan.machines import Machine, find_machine, no_compiler
 from cocondenser_jax.pretrain.accelerators import model_flops
 from cocondenser_jax.pretrain.devices import (
     choose_layout,
@@ -35,10 +35,16 @@ from cocondenser_jax.pretrain.experiment import (
     resolve,
     resolve_without_store,
 )
-from cocondenser_jax.pretrain.fitting import Needed, chunk_sizes, fit_chunks, with_numbers
+from cocondenser_jax.pretrain.fitting import chunk_sizes, fit_chunks, with_numbers
 from cocondenser_jax.pretrain.limits import DeviceLimits
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
-from cocondenser_jax.pretrain.step import LossSettings, StepSettings, check_batch, state_shapes
+from cocondenser_jax.pretrain.step import (
+    LossSettings,
+    StepSettings,
+    TrainState,
+    check_batch,
+    state_shapes,
+)
 from cocondenser_jax.pretrain.warm_start import planned_network
 
 logger = logging.getLogger(__name__)
@@ -81,75 +87,107 @@ def plan_step(
     """Returns the plan of a step, see `plan`."""
     machine = find_machine(topology)
     devices = machine.devices
-    loss, n_spans = settings.loss, spec.n_rows // len(devices)
+    tried, n_spans = settings.loss, spec.n_rows // len(devices)
     longest = model_config.max_length
-    check_batch(spec, loss.chunk_size, longest, len(devices), loss.kept_chunks)
-    layout = choose_layout(model_config, loss, spec.length, devices)
+    check_batch(spec, tried.chunk_size, longest, len(devices), tried.kept_chunks)
+    layout = choose_layout(model_config, tried, spec.length, devices)
     logger.info(
         "compiling for %d x %s (BERT-base takes minutes) ...", len(devices), devices[0].device_kind
     )
     state = state_shapes(model_config, settings)
+    loss, program, problem = _compile_fitting(model_config, settings, spec, machine, state)
+    work = step_work(model_config, loss, spec, n_spans, tree_bytes(state.params) // 4)
+    facts: dict[str, Any] = {
+        "topology": topology,
+        "network": _network(model_config),
+        "devices": len(devices),
+        "hosts": len({device.process_index for device in devices}),
+        "spans per device": n_spans,
+        **_passes(loss, n_spans),
+        "attention": layout.attention,
+        "model GFLOP per span": work.model_flops / 1e9,
+        "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
+        "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
+    }
+    if program is None:
+        return {"fits": f"no: {problem}", **facts}
+    memory = _memory(program.memory_analysis(), state)
+    fits = "yes"
+    on_gpu: dict[str, float] = {}
+    if machine.gpu_memory is not None:
+        fits, largest = fit_gpu(machine.gpu_memory, memory, spec, n_spans, facts["chunk size"])
+        on_gpu = {
+            "memory that JAX takes of it (GiB)": machine.gpu_memory,
+            "largest chunk size, by proportion": largest,
+            **count_launches(program.as_text() or ""),
+        }
+    return {
+        "fits": fits,
+        **facts,
+        **{f"memory, {kind} (GiB)": size / GIB for kind, size in memory.items()},
+        "memory of a device (GiB)": float(machine.limits.memory),
+        **on_gpu,
+        **_times(roofline(machine.limits, work, n_spans, len(devices)), settings.optimizer.n_steps),
+    }
+
+
+def _compile_fitting(
+    model_config: ModelConfig,
+    settings: StepSettings,
+    spec: BatchSpec,
+    machine: Machine,
+    state: TrainState,
+) -> tuple[LossSettings, jax.stages.Compiled | None, str]:
+    """Compiles a step with chunks that fit the machine.
+
+    Returns:
+      The settings with these chunks, the program, and "". If no program fits: small chunks, None,
+      and the compiler's reason.
+    """
 
     def compiled(loss: LossSettings) -> jax.stages.Compiled:
         tried = settings._replace(loss=loss)
-        return compile_step(model_config, tried, spec, devices, machine.options)
+        return compile_step(model_config, tried, spec, machine.devices, machine.options)
 
-    def measure(loss: LossSettings) -> Needed:
-        return needed_memory(compiled(loss), state)
-
-    problem = ""
+    n_spans = spec.n_rows // len(machine.devices)
+    available = GIB * (machine.gpu_memory or machine.limits.memory)
     try:
-        available = GIB * (machine.gpu_memory or machine.limits.memory)
-        loss = fit_chunks(loss, spec, n_spans, available, measure)
-        program = compiled(loss)
+        loss = fit_chunks(
+            settings.loss,
+            spec,
+            n_spans,
+            available,
+            lambda loss: needed_memory(compiled(loss), state),
+        )
+        return loss, compiled(loss), ""
     except jax.errors.JaxRuntimeError as error:
         if "version of ptxas" in str(error):
             raise no_compiler("ptxas") from error
         _, exhausted, problem = str(error).partition("RESOURCE_EXHAUSTED: ")
         if not exhausted:
             raise
-        loss = with_numbers(loss, spec, n_spans)
-    work = step_work(model_config, loss, spec, n_spans, tree_bytes(state.params) // 4)
+        return with_numbers(settings.loss, spec, n_spans), None, problem.partition("\n")[0]
+
+
+def _passes(loss: LossSettings, n_spans: int) -> dict[str, int]:
+    """Returns the chunks of a device with `n_spans`, and how often it computes them."""
     chunk_size = loss.chunk_size or n_spans
     n_chunks = n_spans // chunk_size
     repeats = n_chunks > 1 and loss.kept_chunks < n_chunks
     is_twice = repeats and OBJECTIVES[loss.objective].contrast
-    facts = {
-        "topology": topology,
-        "network": _network(model_config),
-        "devices": len(devices),
-        "hosts": len({device.process_index for device in devices}),
-        "spans per device": n_spans,
+    return {
         "chunk size": chunk_size,
         "kept chunks": loss.kept_chunks,
         "passes": 2 if is_twice else 1,
-        "attention": layout.attention,
-        "model GFLOP per span": work.model_flops / 1e9,
-        "computed GFLOP per span, with repetitions": work.computed_flops / 1e9,
-        "model TFLOP per step": work.model_flops * n_spans * len(devices) / 1e12,
     }
-    if problem:
-        return {"fits": f"no: {problem.splitlines()[0]}", **facts}
-    memory = _memory(program.memory_analysis(), state)
-    fits = "yes"
-    on_gpu: dict[str, float] = {}
-    if machine.gpu_memory is not None:
-        fits, largest = fit_gpu(machine.gpu_memory, memory, spec, n_spans, chunk_size)
-        on_gpu = {
-            "memory that JAX takes of it (GiB)": machine.gpu_memory,
-            "largest chunk size, by proportion": largest,
-            **count_launches(program.as_text() or ""),
-        }
-    estimates = {"fits": fits} | facts
-    estimates |= {f"memory, {kind} (GiB)": size / GIB for kind, size in memory.items()}
-    estimates |= {"memory of a device (GiB)": float(machine.limits.memory)} | on_gpu
-    seconds = roofline(machine.limits, work, n_spans, len(devices))
-    for what, value in seconds.items():
-        estimates[f"roofline, {what} (ms)"] = 1e3 * value
-    if n_steps := settings.optimizer.n_steps:
-        estimates["steps"] = n_steps
-        estimates[WHOLE_RUN] = seconds["step"] * n_steps / 3600
-    return estimates
+
+
+def _times(seconds: dict[str, float], n_steps: int) -> dict[str, float]:
+    """Returns the roofline of a step, and with a number of steps that of the whole run."""
+    times = {f"roofline, {what} (ms)": 1e3 * value for what, value in seconds.items()}
+    if n_steps:
+        times |= {"steps": n_steps, WHOLE_RUN: seconds["step"] * n_steps / 3600}
+    return times
 
 
 def _network(model_config: ModelConfig) -> str:

@@ -176,20 +176,8 @@ def loss_and_gradient(
     def contrast(
         in_order_SxD: Float[Array, "S D"],
     ) -> tuple[Float[Array, ""], tuple[Memory, ...]]:
-        assert objective.contrast is not None
-        n_contrasted = n_spans // 2 * objective.n_contrasted
-        vectors_SxD = in_order_SxD[place_S]
-        representation = model_config.representation
         origins_Sx2 = jnp.asarray(batch.origins_Sx2)
-        scale = representation.score_scale
-        total = jnp.zeros(())
-        remembered = []
-        for size, before in zip(_sizes(model_config), memory, strict=True):
-            cut_SxD = cut(vectors_SxD, size, representation.similarity)
-            loss, after = objective.contrast(cut_SxD, origins_Sx2, before, AXIS, scale)
-            total += loss
-            remembered.append(after)
-        return total / n_contrasted, tuple(remembered)
+        return _contrast(model_config, objective, memory, in_order_SxD[place_S], origins_Sx2)
 
     seeds_S = _dropout_seeds(model_config, settings.seed, step, n_local)
     in_order = jax.tree.map(lambda x: x[order_S], (batch, seeds_S))
@@ -222,6 +210,29 @@ def loss_and_gradient(
     if objective.contrast:
         losses["contrastive_loss"] = contrastive_loss
     return losses, grads, remembered
+
+
+def _contrast(
+    model_config: ModelConfig,
+    objective: Objective,
+    memory: tuple[Memory, ...],
+    vectors_SxD: Float[Array, "S D"],
+    origins_Sx2: Int[Array, "S 2"],
+) -> tuple[Float[Array, ""], tuple[Memory, ...]]:
+    """Returns L_co's terms of a device's spans, and for each size of vectors the new memory."""
+    assert objective.contrast is not None
+    n_spans = len(vectors_SxD) * jax.lax.axis_size(AXIS)
+    n_contrasted = n_spans // 2 * objective.n_contrasted
+    representation = model_config.representation
+    scale = representation.score_scale
+    total = jnp.zeros(())
+    remembered = []
+    for size, before in zip(_sizes(model_config), memory, strict=True):
+        cut_SxD = cut(vectors_SxD, size, representation.similarity)
+        loss, after = objective.contrast(cut_SxD, origins_Sx2, before, AXIS, scale)
+        total += loss
+        remembered.append(after)
+    return total / n_contrasted, tuple(remembered)
 
 
 def _fractions(objective: Objective) -> Sequence[float]:

@@ -24,7 +24,7 @@ from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.retriever.compare.plots import read_curves
-from cocondenser_jax.retriever.data.layouts import read_passages, read_queries
+from cocondenser_jax.retriever.data.layouts import read_passages, read_query_file
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.data.trec import read_qrels, read_run, write_run
 from cocondenser_jax.retriever.train.hard_batches import load_batches
@@ -58,7 +58,7 @@ def _passages(path):
 
 
 def _queries(path):
-    for pair in read_queries(path).items():
+    for pair in read_query_file(path).items():
         " ".join(pair).encode()
 
 

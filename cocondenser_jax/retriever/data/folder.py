@@ -138,10 +138,10 @@ def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
     if split is not None:
         return read_split(source, split)[0]
     if source.is_file():
-        return layouts.read_queries(source)
+        return layouts.read_query_file(source)
     queries: dict[str, str] = {}
     for path in _find(source, "queries"):  # some of MS MARCO's files repeat others' queries
-        for name, text in layouts.read_queries(path).items():
+        for name, text in layouts.read_query_file(path).items():
             if queries.setdefault(name, text) != text:
                 raise UserError(
                     f"{path}: the id {name} has another query in another file of {source}: name one"
@@ -154,7 +154,7 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     """Reads the queries and judgments of a split."""
     path = judgments_file(folder, split)
     qrels = read_qrels(path)
-    queries = layouts.read_queries(queries_file(folder, split))
+    queries = layouts.read_query_file(queries_file(folder, split))
     require_known(qrels, queries, "queries", path)
     return {query: queries[query] for query in qrels}, qrels
 

@@ -90,7 +90,7 @@ def read_passages(source: str | Path, *, numbered: bool) -> Iterator[Passage]:
         log_once(logger, line)
 
 
-def read_queries(path: Path) -> dict[str, str]:
+def read_query_file(path: Path) -> dict[str, str]:
     """Reads queries, id → text, from a .tsv file, a .txt file or JSON lines (any other name).
 
     A .txt file holds TREC topics, `<top>` to `</top>`, or one query per line. In files named

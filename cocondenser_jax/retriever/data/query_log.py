@@ -24,7 +24,7 @@ def read_log(source: Path) -> dict[str, str]:
     case and white space.
 
     Args:
-      source: a data folder, or a .txt, .tsv or .jsonl file (see `layouts.read_queries`).
+      source: a data folder, or a .txt, .tsv or .jsonl file (see `layouts.read_query_file`).
 
     Raises:
       UserError: also for fewer than two distinct queries.

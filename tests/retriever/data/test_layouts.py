@@ -237,13 +237,13 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
     text = "\n".join(TOPIC.format(number=n, title=f"Topic: birds {n}") for n in ("051", "MB2."))
     (tmp_path / "any.txt").write_text(text.replace("\n", end), newline="")
     expected = {"51": "birds 051 and Topic: birds 051", "MB2.": "birds MB2. and Topic: birds MB2."}
-    assert layouts.read_queries(tmp_path / "any.txt") == expected
+    assert layouts.read_query_file(tmp_path / "any.txt") == expected
     (tmp_path / "topics.dev.txt").write_text(
         f"7{chr(9)}who asks{end}8{chr(9)}what{end}", newline=""
     )
-    assert layouts.read_queries(tmp_path / "topics.dev.txt") == {"7": "who asks", "8": "what"}
+    assert layouts.read_query_file(tmp_path / "topics.dev.txt") == {"7": "who asks", "8": "what"}
     (tmp_path / "topics.dev.txt").write_text(f"who asks{end}what{end}", newline="")
-    assert layouts.read_queries(tmp_path / "topics.dev.txt") == {"1": "who asks", "2": "what"}
+    assert layouts.read_query_file(tmp_path / "topics.dev.txt") == {"1": "who asks", "2": "what"}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_topics_of_trec_have_their_ids(tmp_path, end):
 def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
     path = tmp_path / "any.txt"
     path.write_text(f"<top>\n<num> 1\n{title}\n</top>\n")
-    assert layouts.read_queries(path) == {"1": query}
+    assert layouts.read_query_file(path) == {"1": query}
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
 def test_lines_that_are_no_queries_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=whole(message)):
-        layouts.read_queries(tmp_path / name)
+        layouts.read_query_file(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_lines_that_are_no_queries_are_refused(tmp_path, name, content, message)
 )
 def test_queries_that_begin_with_a_number_are_queries(tmp_path, lines):
     (tmp_path / "log.txt").write_text("\n".join(lines))
-    assert [*layouts.read_queries(tmp_path / "log.txt").values()] == lines
+    assert [*layouts.read_query_file(tmp_path / "log.txt").values()] == lines
 
 
 def test_passages_without_text_are_kept_and_counted(tmp_path, caplog):
@@ -375,22 +375,24 @@ def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
     write_records(tmp_path / "corpus.jsonl", lines)
     found = [passage.id for passage in read_corpus(tmp_path)]
     assert found == ["7", str(10**30), "x"]
-    assert layouts.read_queries(tmp_path / "corpus.jsonl") == dict(zip(found, "abc", strict=True))
+    assert layouts.read_query_file(tmp_path / "corpus.jsonl") == dict(
+        zip(found, "abc", strict=True)
+    )
 
 
 def test_queries_are_read_as_passages_are(tmp_path):
     (tmp_path / "queries.train.tsv").write_text("text\tyear\tid\nwho asks\t1953\tq1\n")
-    assert layouts.read_queries(tmp_path / "queries.train.tsv") == {"q1": "who asks"}
+    assert layouts.read_query_file(tmp_path / "queries.train.tsv") == {"q1": "who asks"}
     for name in ("_id", "id", "query_id"):
         line = f'{{"{name}": "q1", "text": "who asks", "title": null}}\n'
         (tmp_path / "queries.jsonl").write_text(line)
-        assert layouts.read_queries(tmp_path / "queries.jsonl") == {"q1": "who asks"}
+        assert layouts.read_query_file(tmp_path / "queries.jsonl") == {"q1": "who asks"}
 
 
 def test_a_broken_line_of_queries_is_refused_by_its_number(tmp_path):
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "x"}\n{"_id": "q2"\n')
     with pytest.raises(UserError, match=r"queries\.jsonl:2 is not valid JSON"):
-        layouts.read_queries(tmp_path / "queries.jsonl")
+        layouts.read_query_file(tmp_path / "queries.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -413,6 +415,6 @@ def test_a_broken_line_of_queries_is_refused_by_its_number(tmp_path):
 def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, content, said):
     (tmp_path / name).write_text(content + "\n")
     of_passages = functools.partial(layouts.read_passages, numbered=True)
-    read = of_passages if name == "collection.tsv" else layouts.read_queries
+    read = of_passages if name == "collection.tsv" else layouts.read_query_file
     with pytest.raises(UserError, match=whole(f"TMP/{name}:1: the id {said}")):
         list(read(tmp_path / name))

@@ -49,7 +49,12 @@ from cocondenser_jax.retriever.compare.rankings import (
 )
 from cocondenser_jax.retriever.compare.report import write_report
 from cocondenser_jax.retriever.compare.steps import make_once, seconds_of
-from cocondenser_jax.retriever.compare.trial import Trial, check_trial, start_comparison
+from cocondenser_jax.retriever.compare.trial import (
+    Trial,
+    check_trial,
+    start_comparison,
+    survey_trial,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +97,7 @@ def adapt(
     require_own(workdir / "started.json")
     require_source(corpus)
     require_place(model)
-    asked = None if trial is None else _check_judged(trial)
+    trial = None if trial is None else _check_judged(trial)
     # These load JAX and PyTorch; errors above are reported without that delay.
     from cocondenser_jax.convert.resolve import resolve_model
     from cocondenser_jax.pipelines import proposal
@@ -108,6 +113,7 @@ def adapt(
     config = proposal.settings_for(proposal.propose(), overrides, vectors, longest)
     proposal.require_fitting(config, shape, tokenizer)
     require_spans(corpus, tokenizer, config.data.length)
+    asked = None if trial is None else survey_trial(trial)  # last: it reads all passages
     started = {
         "command": "adapt",
         "model": start.sha256(),

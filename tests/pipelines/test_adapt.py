@@ -35,6 +35,7 @@ from cocondenser_jax.pretrain.checkpoint import load_run
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.representation import SPELLINGS, Given, Representation
 from cocondenser_jax.retriever.compare import comparison
+from cocondenser_jax.retriever.compare import trial as trials
 from cocondenser_jax.retriever.compare.trial import Trial
 from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.data.trec import read_qrels, read_run
@@ -257,6 +258,8 @@ def mistakes(model_folder, tmp_path_factory):
     (folder / "log.txt").write_text("a word\nanother one\n")
     write_beir(folder / "strange", WORDS[:3], WORDS[:2], {"test": [0, 1]})
     write_qrels(folder / "strange" / "qrels" / "test.tsv", {"q0": {"x0": 1}, "q1": {"x1": 1}})
+    shutil.copytree(folder / "strange", folder / "nothing")
+    write_qrels(folder / "nothing" / "qrels" / "test.tsv", {"q0": {"p0": 0}, "q1": {"p1": 0}})
     shutil.copytree(model_folder, folder / "qwen3")
     config = read_object(folder / "qwen3" / "config.json") | {"model_type": "qwen3"}
     (folder / "qwen3" / "config.json").write_text(json.dumps(config))
@@ -371,6 +374,27 @@ def test_wrong_places_are_found_before_anything_is_read(
     given = {"workdir": "new", "corpus": str(corpus), "model": str(model_folder)} | changes
     with pytest.raises(UserError):
         adapt(Path(given["workdir"]), given["corpus"], given["model"], Trial(Path("data")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "override"),
+    [
+        ({"data": "log.txt"}, "train.steps=6"),
+        ({"data": "nothing"}, "train.steps=6"),
+        ({"model": "qwen3"}, "train.steps=6"),
+        ({}, "train.step=6"),
+        ({}, "data.length=65"),
+    ],
+)
+def test_what_no_passage_shows_is_said_before_all_are_read(
+    changes, override, model_folder, corpus, mistakes, monkeypatch
+):
+    monkeypatch.chdir(mistakes)
+    monkeypatch.setattr(trials, "survey_passages", pytest.fail)
+    given = {"data": "strange", "model": str(model_folder)} | changes
+    trial = Trial(Path(given["data"]), corpus=corpus)
+    with pytest.raises(UserError):
+        adapt(Path("new"), str(corpus), given["model"], trial, [f"--config.{override}"])
 
 
 def test_a_corpus_that_cannot_be_read_leaves_no_folder(model_folder, tmp_path, capsys):

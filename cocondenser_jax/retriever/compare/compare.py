@@ -46,6 +46,7 @@ from cocondenser_jax.retriever.compare.trial import (
     check_trial,
     queries_note,
     start_comparison,
+    survey_trial,
 )
 from cocondenser_jax.retriever.data.folder import read_corpus, read_queries
 from cocondenser_jax.retriever.data.trec import read_run
@@ -71,6 +72,7 @@ def compare(workdir: Path, trial: Trial, models: Sequence[str]) -> Outcome:
         require_outside(model.path, workdir)
         for network in model.networks.values():
             require_loadable(network)
+    trial = survey_trial(trial)  # last, since it reads all passages
     title, page = f"{', '.join(opened)} on {trial.data}", workdir / "report.html"
     with lock_folder(workdir):
         started = start_comparison(workdir, trial)

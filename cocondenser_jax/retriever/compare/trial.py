@@ -13,7 +13,7 @@ from cocondenser_jax.files.whole import file_sha256, new_file, read_object, writ
 from cocondenser_jax.retriever.compare.steps import make_once, remove_results
 from cocondenser_jax.retriever.data.beir import write_passages
 from cocondenser_jax.retriever.data.folder import (
-    Survey,
+    corpus_source,
     is_unjudged,
     judgments_file,
     queries_file,
@@ -27,7 +27,6 @@ from cocondenser_jax.retriever.data.identical_ids import require_other_answers
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.query_log import draw_queries, read_log
 from cocondenser_jax.retriever.data.ranking import metric_name, parse_metric
-from cocondenser_jax.retriever.data.trec import Qrels
 from cocondenser_jax.retriever.search.terms import LANGUAGE, require_language
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class Trial(NamedTuple):
     ignore_identical_ids: bool = False  # see `drop_identical_ids`
     corpus: str | Path | None = None  # see `folder.searched_passages`
     log: QueryLog | None = None  # of all queries in `data`, without judgments
-    passages_sha256: str = ""  # of the passages, set by `check_trial`
+    passages_sha256: str = ""  # of the passages, set by `survey_trial`
 
     @property
     def is_judged(self) -> bool:
@@ -85,27 +84,20 @@ def with_first(metric: str | None) -> tuple[str, ...]:
 
 
 def check_trial(trial: Trial) -> Trial:
-    """Raises a UserError for all that would make a comparison fail, before any work.
+    """Raises a UserError for what would make a comparison fail, as far as no passage shows it.
 
     Returns:
-      The trial with the passages' checksum. It has a query log if `data` has no judgments at all
-      and the split is SPLIT.
+      The trial, with a query log if `data` has no judgments at all and the split is SPLIT.
     """
     for metric in trial.metrics:
         parse_metric(metric)
     if is_unjudged(trial.data) and trial.split == SPLIT:
         trial = trial._replace(log=_check_unjudged(trial))
-        require_language(trial.language)  # after the files, since it loads bm25s
-        return trial._replace(passages_sha256=survey_passages(trial.passages).sha256)
-    _, qrels = read_split(trial.data, trial.split)
-    if len(qrels) < 2:
-        raise UserError(
-            f"{trial.data} has one judged query of {trial.split}: a comparison needs two"
-        )
-    if trial.ignore_identical_ids:
-        require_other_answers(qrels)
-    require_language(trial.language)
-    return trial._replace(passages_sha256=_survey_judged(trial, qrels).sha256)
+    else:
+        _check_judged(trial)
+    corpus_source(trial.passages)
+    require_language(trial.language)  # after the files, since it loads bm25s
+    return trial
 
 
 def _check_unjudged(trial: Trial) -> QueryLog:
@@ -119,23 +111,39 @@ def _check_unjudged(trial: Trial) -> QueryLog:
     return QueryLog(len(queries), sha256, draw_queries(queries, N_DRAWN))
 
 
-def _survey_judged(trial: Trial, qrels: Qrels) -> Survey:
-    """Counts the relevant passages in a collection; raises a UserError if there are none."""
-    relevant = relevant_passages(qrels)
-    survey = survey_passages(trial.passages, relevant)
-    n_found = survey.n_wanted
-    if not relevant:
+def _check_judged(trial: Trial) -> None:
+    """Raises a UserError for judgments that show nothing."""
+    _, qrels = read_split(trial.data, trial.split)
+    if len(qrels) < 2:
+        raise UserError(
+            f"{trial.data} has one judged query of {trial.split}: a comparison needs two"
+        )
+    if trial.ignore_identical_ids:
+        require_other_answers(qrels)
+    if not relevant_passages(qrels):
         raise UserError(
             f"{trial.data} has no judgment of {trial.split} with a score above 0: all metrics would"
             " be 0"
         )
+
+
+def survey_trial(trial: Trial) -> Trial:
+    """Reads all passages of a trial that `check_trial` returned, and adds their checksum.
+
+    Raises:
+      UserError: also if none of them is relevant.
+    """
+    if not trial.is_judged:
+        return trial._replace(passages_sha256=survey_passages(trial.passages).sha256)
+    relevant = relevant_passages(read_split(trial.data, trial.split)[1])
+    _, sha256, n_found = survey_passages(trial.passages, relevant)
     if not n_found:
         raise UserError(
             f"{trial.data} has none of the {len(relevant)} passages that its judgments of"
             f" {trial.split} find relevant: all metrics would be 0"
         )
     warn_of_missing(n_found, relevant, trial.split)
-    return survey
+    return trial._replace(passages_sha256=sha256)
 
 
 def start_comparison(workdir: Path, trial: Trial) -> Trial:
@@ -143,7 +151,7 @@ def start_comparison(workdir: Path, trial: Trial) -> Trial:
 
     Args:
       workdir: the folder described in `comparison`.
-      trial: the result of `check_trial`.
+      trial: the result of `survey_trial`.
 
     Returns:
       The trial with the queries to rank.

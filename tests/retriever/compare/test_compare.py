@@ -371,20 +371,20 @@ def test_wrong_models_are_found_before_anything_is_read(data, tmp_path, monkeypa
         comparing.compare(tmp_path / "new", Trial(data), wrong)
 
 
-def test_each_network_is_tried_before_anything_is_made(data, models, tmp_path, monkeypatch):
+def test_each_network_is_tried_before_all_passages_are_read(data, models, tmp_path, monkeypatch):
     """Both of a model of two towers, and of each model."""
     tried = []
     monkeypatch.setattr(library, "require_loadable", lambda network: tried.append(network.path))
 
-    def stop(workdir):
-        raise UserError(f"before {workdir.name} is made")
+    def stop(trial):
+        raise UserError(f"before {trial.data.name} is read")
 
-    monkeypatch.setattr(comparing, "lock_folder", stop)
+    monkeypatch.setattr(comparing, "survey_trial", stop)
     towers = tmp_path / "two"
     queries, passages = (SentenceTransformer(str(models[0])) for _ in range(2))
     router = Router.for_query_document([*queries], [*passages])
     SentenceTransformer(modules=[router]).save_pretrained(str(towers))
-    with pytest.raises(UserError, match="before new is made"):
+    with pytest.raises(UserError, match=f"before {data.name} is read"):
         comparing.compare(tmp_path / "new", Trial(data), [str(towers), str(models[1])])
     of_two = [towers / f"{task}_0_Transformer" for task in ("document", "query")]
     assert [path for path, _ in itertools.groupby(tried)][-3:] == [*of_two, models[1]]

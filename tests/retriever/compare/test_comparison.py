@@ -19,7 +19,7 @@ from cocondenser_jax.retriever.compare.comparison import (
     search_flags,
 )
 from cocondenser_jax.retriever.compare.rankings import Ranking, with_tests
-from cocondenser_jax.retriever.compare.trial import Trial, check_trial, with_first
+from cocondenser_jax.retriever.compare.trial import Trial, check_trial, survey_trial, with_first
 from cocondenser_jax.retriever.data.trec import read_run, write_run
 from cocondenser_jax.retriever.search.terms import languages
 from tests.world import write_beir, write_qrels, write_records
@@ -231,16 +231,16 @@ def test_what_a_comparison_would_fail_at_is_one_line_before_any_work(folder, cha
         if split == changes.get("split"):
             write_qrels(data / "qrels" / f"{split}.tsv", judged)
     trial = Trial(data)
-    check_trial(trial)
+    survey_trial(check_trial(trial))
     with pytest.raises(UserError) as refused:
-        check_trial(trial._replace(**changes))
+        survey_trial(check_trial(trial._replace(**changes)))
     assert str(refused.value) == said.format(data=data, languages=", ".join(languages()))
 
 
 def test_relevant_passages_that_are_missing_are_counted(folder, caplog):
     judged = {"q0": {"p0": 1, "x0": 1, "x1": 0}, "q1": {"p1": 1, "x2": 2}}
     write_qrels(folder / "data" / "qrels" / "some.tsv", judged)
-    check_trial(Trial(folder / "data", split="some"))
+    survey_trial(check_trial(Trial(folder / "data", split="some")))
     said = "2 of the 4 relevant passages in the judgments of some are not in the corpus"
     assert caplog.messages == [said]
 

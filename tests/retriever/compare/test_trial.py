@@ -14,13 +14,14 @@ from cocondenser_jax.retriever.compare.trial import (
     check_trial,
     queries_note,
     start_comparison,
+    survey_trial,
 )
 from cocondenser_jax.retriever.data.folder import read_queries, survey_passages
 from tests.world import write_qrels, write_records
 
 
 def start(workdir, trial):
-    return start_comparison(workdir, check_trial(trial))
+    return start_comparison(workdir, survey_trial(check_trial(trial)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,8 @@ def test_of_more_than_300_queries_some_are_drawn_which_is_said(tmp_path, n_queri
 
 
 def test_what_a_comparison_of_judged_queries_is_started_on(beir, tmp_path):
-    trial = check_trial(Trial(beir, "train", language="german", ignore_identical_ids=True))
+    trial = Trial(beir, "train", language="german", ignore_identical_ids=True)
+    trial = survey_trial(check_trial(trial))
     assert start_comparison(tmp_path / "new", trial) == trial
     files = {"judgments": "qrels/train.tsv", "queries": "queries.jsonl"}
     asked = {name: file_sha256(beir / file) for name, file in files.items()}

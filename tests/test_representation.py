@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import (
 
 from cocondenser_jax import representation as module
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.files.whole import read_object, write_json
 from cocondenser_jax.model_folder import model as model_module
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.model_folder.modules import MODULES, SETTINGS, from_files, to_files
@@ -38,6 +38,7 @@ from cocondenser_jax.representation import (
 )
 from cocondenser_jax.retriever.search.models import load_retriever
 from tests.lines import whole
+from tests.world import write_retriever
 
 EVERYTHING = Representation(
     pooling="mean",
@@ -81,6 +82,22 @@ def test_a_folder_of_the_library_is_described(saved, monkeypatch, is_there):
     found = open_model(saved).representation
     assert dict(found.prompts) == dict(EVERYTHING.prompts)
     assert found._replace(prompts=EVERYTHING.prompts) == EVERYTHING
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_size_that_leaves_nothing_out_is_no_cut(
+    saved, research_folders, tmp_path, monkeypatch, is_there
+):
+    """Vectors that a Normalize module ends keep their length."""
+    plain = write_retriever(research_folders["bert"], tmp_path / "plain", "mean")
+    monkeypatch.setattr(model_module, "has_pytorch", lambda: is_there)
+    for source, full_size in ((saved, 16), (plain, 32)):
+        folder = shutil.copytree(source, tmp_path / str(full_size))
+        settings = read_object(folder / SETTINGS) | {"similarity_fn_name": "dot"}
+        for size, sizes in ((full_size, ()), (full_size - 1, (full_size - 1,))):
+            write_json(folder / SETTINGS, settings | {"truncate_dim": size})
+            assert open_model(folder).representation.sizes == sizes
+    assert open_model(tmp_path / "16").representation.normalized
 
 
 def test_the_files_that_are_written_make_the_same_model(saved, tmp_path, monkeypatch):

@@ -22,7 +22,6 @@ from cocondenser_jax.errors import UserError, first_three, whole_message
 from cocondenser_jax.model_folder.folder import TOKENIZERS, Network
 from cocondenser_jax.model_folder.modules import (
     NO_LIMIT,
-    SETTINGS,
     TASKS,
     TRANSFORMER,
     around_dense,
@@ -30,6 +29,7 @@ from cocondenser_jax.model_folder.modules import (
     require_order,
     require_usual,
     similarity_of,
+    sizes_of,
     whole,
 )
 from cocondenser_jax.representation import Representation
@@ -245,17 +245,18 @@ def _describe(model: SentenceTransformer, modules: list[Any]) -> Representation:
         require_usual(type(module).__name__, module.get_config_dict())
     before, _, after = around_dense([type(module).__name__ for module in others])
     mode = pooling.pooling_mode
-    size = whole({"truncate_dim": model.truncate_dim}, "truncate_dim", SETTINGS)
+    dense = tuple(
+        dense_of(module.get_config_dict()) for module in others if isinstance(module, Dense)
+    )
+    cut = {"truncate_dim": model.truncate_dim}
     limits = {name: getattr(tower, name) for name in _LIMITS}
     longest, query_length, passage_length = (whole(limits, name, TRANSFORMER) for name in _LIMITS)
     return Representation(
         pooling=mode if isinstance(mode, str) else "+".join(mode),
-        dense=tuple(
-            dense_of(module.get_config_dict()) for module in others if isinstance(module, Dense)
-        ),
+        dense=dense,
         normalized=len(after) > 0,
         similarity=similarity_of(model.similarity_fn_name),
-        sizes=(size,) if size else (),
+        sizes=sizes_of(cut, dense, pooling.get_embedding_dimension()),
         scaled_before_dense=len(before) > 0,
         prompts=tuple((name, text) for name, text in model.prompts.items() if text),
         default_prompt=model.default_prompt_name,

@@ -57,7 +57,7 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
         pooling = "lasttoken" if "ForCausalLM" in str(names) else "mean"
         return Representation(pooling=pooling, similarity="cosine", max_length=limit)
     layers = kinds_and_paths(modules)
-    before, dense, after = around_dense([kind for kind, _ in layers[2:]])
+    before, kinds, after = around_dense([kind for kind, _ in layers[2:]])
     network, pooling_file = read(TRANSFORMER), read(join(layers[1][1], "config.json"))
     if layers[0][1] or before or not network:
         raise ValueError(f"is written in another form than {TRANSFORMER} in the folder itself")
@@ -67,14 +67,14 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
     settings = read(SETTINGS)
     prompts = _prompts(settings)
     default = str(settings.get("default_prompt_name"))
-    size = whole(settings, "truncate_dim", SETTINGS)
+    dense = tuple(dense_of(each) for each in [*others.values()][: len(kinds)])
     return Representation(
         pooling=_pooling(pooling_file),
-        dense=tuple(dense_of(each) for each in [*others.values()][: len(dense)]),
+        dense=dense,
         normalized=len(after) > 0,
         similarity=similarity_of(settings.get("similarity_fn_name")),
         scale=scale_of(settings),
-        sizes=(size,) if size else (),
+        sizes=sizes_of(settings, dense, read(NETWORK).get("hidden_size")),
         prompts=prompts,
         default_prompt=default if default in dict(prompts) else None,
         include_prompt=bool(pooling_file.get("include_prompt", True)),
@@ -189,6 +189,19 @@ def to_files(
 def dense_folders(files: Mapping[str, Any]) -> list[str]:
     """Returns the folder of each Dense module in what `to_files` returns."""
     return [path for kind, path in kinds_and_paths(files[MODULES]) if kind == "Dense"]
+
+
+def sizes_of(
+    settings: Mapping[str, Any], dense: Sequence[Dense], hidden_size: int | None
+) -> tuple[int, ...]:
+    """Returns the `sizes` by a folder's SETTINGS: () for a `truncate_dim` that leaves nothing out.
+
+    Raises:
+      ValueError: if `truncate_dim` is not a positive integer.
+    """
+    size = whole(settings, "truncate_dim", SETTINGS)
+    full_size = dense[-1].out_features if dense else hidden_size
+    return () if size in (None, full_size) else (size,)
 
 
 def scale_of(settings: Mapping[str, Any]) -> float:

@@ -24,7 +24,6 @@ from pathlib import Path
 from cocondenser_jax.corpus.build import build_store, require_spans
 from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.sources import documents_sha256, require_source
-from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
 from cocondenser_jax.files.whole import new_folder
@@ -92,11 +91,7 @@ def adapt(
     Raises:
       UserError: also for a model that JAX would train differently than it is used in search.
     """
-    require_outside(Path(model), workdir)
-    require_not_read(corpus, workdir)
-    require_own(workdir / "started.json")
-    require_source(corpus)
-    require_place(model)
+    _require_places(workdir, corpus, model)
     trial = None if trial is None else _check_judged(trial)
     # These load JAX and PyTorch; errors above are reported without that delay.
     from cocondenser_jax.convert.resolve import resolve_model
@@ -133,10 +128,7 @@ def adapt(
         if begun is not None:
             rank_by_bm25(workdir / TEST, begun)  # before training, since it may find nothing
         if not adapted.exists():
-            proposed = proposal.propose_for(open_store(store))
-            config = proposal.settings_for(proposed, overrides, vectors, longest)
-            with config.unlocked():
-                config.data.store, config.warm_start = str(store), str(published)
+            config = proposal.settings_to_train(store, published, overrides, vectors, longest)
             make_once(workdir, adapted, pretrain_model, config, workdir / "pretraining")
         if begun is None:
             unknown = _UNJUDGED.format(published=published, adapted=adapted)
@@ -145,6 +137,15 @@ def adapt(
         trained = {ADAPTED: seconds_of(workdir, [adapted])}
         rankings = compare_models(workdir / TEST, begun, models, [PUBLISHED], trained)
         return _conclude(workdir, title, begun, rankings)
+
+
+def _require_places(workdir: Path, corpus: str, model: str) -> None:
+    """Raises a UserError for places that cannot be read or written; reads none of their files."""
+    require_outside(Path(model), workdir)
+    require_not_read(corpus, workdir)
+    require_own(workdir / "started.json")
+    require_source(corpus)
+    require_place(model)
 
 
 def _check_judged(trial: Trial) -> Trial:

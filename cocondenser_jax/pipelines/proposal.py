@@ -5,6 +5,7 @@ Separate from `adapt.py`, which finds missing inputs before JAX and PyTorch are 
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from cocondenser_jax.convert.from_torch import load_vectors, read_shape
 from cocondenser_jax.corpus.batches import require_room
 from cocondenser_jax.corpus.same_tokens import require_same_tokens
 from cocondenser_jax.corpus.spans import STARTS_SENTENCE
-from cocondenser_jax.corpus.store import TokenStore
+from cocondenser_jax.corpus.store import TokenStore, open_store
 from cocondenser_jax.corpus.tokenizer import SpanTokenizer, load_tokenizer
 from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UnsupportedError, UserError
@@ -96,6 +97,16 @@ def settings_for(
     with config.unlocked():
         config.train.chunk_size = math.gcd(n_rows, config.train.chunk_size)
     return override(config, overrides)
+
+
+def settings_to_train(
+    store: Path, start: Path, overrides: Sequence[str], vectors: Representation, longest: int
+) -> ConfigDict:
+    """Returns the settings for training a model on a store; see `settings_for`."""
+    config = settings_for(propose_for(open_store(store)), overrides, vectors, longest)
+    with config.unlocked():
+        config.data.store, config.warm_start = str(store), str(start)
+    return config
 
 
 def require_fitting(config: ConfigDict, shape: ModelConfig, tokenizer: SpanTokenizer) -> None:

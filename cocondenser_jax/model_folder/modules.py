@@ -153,6 +153,25 @@ def to_files(
         "query_length": representation.query_length,
         "document_length": representation.passage_length,
     }
+    return {
+        MODULES: _modules(kinds, paths),
+        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling},
+        **{
+            f"{path}/config.json": _dense_config(dense)
+            for path, dense in zip(paths[2:], representation.dense, strict=False)
+        },
+        TRANSFORMER: {
+            "max_seq_length": min(representation.max_length or longest, longest),
+            "do_lower_case": lowers_case,
+            "model_args": {"add_pooling_layer": False} if has_pooler else {},
+            **{name: length for name, length in lengths.items() if length},
+        },
+        SETTINGS: _settings(representation, hidden_size),
+    }
+
+
+def _settings(representation: Representation, hidden_size: int) -> dict[str, Any]:
+    """Returns the content of SETTINGS."""
     prompts = dict(representation.prompts)
     settings: dict[str, Any] = {
         "model_type": _KIND,
@@ -164,26 +183,7 @@ def to_files(
         settings["truncate_dim"] = representation.sizes[0]
     if representation.scale:
         settings[_SCALE] = representation.scale
-    return {
-        MODULES: _modules(kinds, paths),
-        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **pooling},
-        **{
-            f"{path}/config.json": {
-                "in_features": dense.in_features,
-                "out_features": dense.out_features,
-                "bias": dense.bias,
-                "activation_function": dense.activation,
-            }
-            for path, dense in zip(paths[2:], representation.dense, strict=False)
-        },
-        TRANSFORMER: {
-            "max_seq_length": min(representation.max_length or longest, longest),
-            "do_lower_case": lowers_case,
-            "model_args": {"add_pooling_layer": False} if has_pooler else {},
-            **{name: length for name, length in lengths.items() if length},
-        },
-        SETTINGS: settings,
-    }
+    return settings
 
 
 def dense_folders(files: Mapping[str, Any]) -> list[str]:
@@ -300,6 +300,16 @@ def dense_of(config: Mapping[str, Any]) -> Dense:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("has a Dense module without in_features and out_features") from error
+
+
+def _dense_config(dense: Dense) -> dict[str, Any]:
+    """Inverts `dense_of`."""
+    return {
+        "in_features": dense.in_features,
+        "out_features": dense.out_features,
+        "bias": dense.bias,
+        "activation_function": dense.activation,
+    }
 
 
 def require_usual(kind: str, config: Mapping[str, Any]) -> None:

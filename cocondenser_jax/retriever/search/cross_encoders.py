@@ -40,24 +40,15 @@ def load_cross_encoder(
       UserError: also for a model with several scores, a prompt, or scores that are not finite.
     """
     folder = network.path
-    if not is_cross_encoder(network.config):
-        if head_seed is None:
-            raise UserError(
-                f"{folder} is not a cross-encoder: expected a model for sequence classification,"
-                " such as cocondenser finetune makes with configs/cross_encoder.py"
-            )
+    if is_cross_encoder(network.config):
+        model = _open_cross_encoder(network)
+    elif head_seed is not None:
         model = _new_cross_encoder(network, head_seed)
     else:
-        require_loadable(network)
-        with loading(folder, "cross-encoder"):
-            model = CrossEncoder(
-                str(folder),
-                local_files_only=True,
-                model_kwargs=dict(DTYPE),
-                activation_fn=torch.nn.Identity(),
-            )
-        if prompt := model.prompts.get(model.default_prompt_name or ""):
-            raise UserError(f"{folder} puts {prompt!r} before every pair, which is not supported")
+        raise UserError(
+            f"{folder} is not a cross-encoder: expected a model for sequence classification,"
+            " such as cocondenser finetune makes with configs/cross_encoder.py"
+        )
     backbone: Any = model[0]
     if backbone.config.num_labels != 1:
         raise UserError(
@@ -77,6 +68,20 @@ def load_cross_encoder(
     if not np.isfinite(scores_1).all():
         raise UserError(f"{folder} scores a pair with NaN or infinity: its weights are damaged")
     without_model_card(model)
+    return model
+
+
+def _open_cross_encoder(network: Network) -> CrossEncoder:
+    require_loadable(network)
+    with loading(network.path, "cross-encoder"):
+        model = CrossEncoder(
+            str(network.path),
+            local_files_only=True,
+            model_kwargs=dict(DTYPE),
+            activation_fn=torch.nn.Identity(),
+        )
+    if prompt := model.prompts.get(model.default_prompt_name or ""):
+        raise UserError(f"{network.path} puts {prompt!r} before every pair, which is not supported")
     return model
 
 

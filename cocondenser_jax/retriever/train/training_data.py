@@ -197,15 +197,7 @@ def read_training(
     checksums = {name: file_sha256(file) for name, file in files.items()}
     passages = _store_passages(files["corpus"], checksums["corpus"], title_separator, stored)
     require_known(chain.from_iterable(qrels.values()), passages, "passages", files["judgments"])
-    judgments = list(with_positives(qrels).items())
-    numbers = sample(
-        settings.train_queries,
-        len(judgments),
-        settings.seed,
-        "config.data.train_queries",
-        "the number of queries with a positive",
-    )
-    relevant = dict(judgments[i] for i in numbers)
+    relevant = _draw_queries(settings, qrels)
     known = ((name, passages[name]) for name in chain.from_iterable(relevant.values()))
     judged = with_copies(relevant, known, passages.texts())
     _log_copies(count_added(relevant, judged))
@@ -226,6 +218,19 @@ def read_training(
         seed=settings.seed,
         checksums=checksums,
     )
+
+
+def _draw_queries(settings: DataSettings, qrels: Qrels) -> Qrels:
+    """Returns the relevant passages of the queries to train on."""
+    judgments = list(with_positives(qrels).items())
+    numbers = sample(
+        settings.train_queries,
+        len(judgments),
+        settings.seed,
+        "config.data.train_queries",
+        "the number of queries with a positive",
+    )
+    return dict(judgments[i] for i in numbers)
 
 
 def _log_copies(n_added: int) -> None:

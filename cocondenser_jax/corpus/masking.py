@@ -80,9 +80,8 @@ def mask_whole_words(
     packed_NxC = (rank_NxC << np.uint64(32)) | (start_NxC << np.uint64(16)) | column_C ^ mirror_Nx1
     packed_NxC.sort(axis=1)
 
-    place_NxM = _first_places(packed_NxC >> np.uint64(16), n_tokens_N, choice)[:, None] + np.arange(
-        capacity
-    )
+    first_N = _first_places(packed_NxC >> np.uint64(16), choice)
+    place_NxM = first_N[:, None] + np.arange(capacity)
     place_NxM %= np.maximum(n_tokens_N, 1)[:, None]
     columns_NxM = np.take_along_axis(packed_NxC, place_NxM, axis=1) & np.uint64(0xFFFF) ^ mirror_Nx1
     n_masked_N = np.floor(probability * n_tokens_N + choice.fraction_N)
@@ -128,7 +127,7 @@ def _choose(draw_N: np.ndarray, n_tokens_N: np.ndarray) -> _Choice:
     )
 
 
-def _first_places(word_NxC: np.ndarray, n_tokens_N: np.ndarray, choice: _Choice) -> np.ndarray:
+def _first_places(word_NxC: np.ndarray, choice: _Choice) -> np.ndarray:
     """Returns the place of the first masked token in the order of words, which is a circle.
 
     Starting at a random token would mask each token with the same probability but cut two words.

@@ -129,14 +129,12 @@ def read_corpus(source: str | Path, *, judged: bool = False) -> Iterator[Passage
     return layouts.read_passages(found, numbered=not judged)
 
 
-def read_queries(source: Path, split: str | None = None) -> dict[str, str]:
-    """Reads the queries (id → text) of a data folder, of one of its splits, or of a file.
+def read_queries(source: Path) -> dict[str, str]:
+    """Reads the queries (id → text) of a data folder, or of a file.
 
     Raises:
       UserError: also if two files of the folder have other queries with the same id.
     """
-    if split is not None:
-        return read_split(source, split)[0]
     if source.is_file():
         return layouts.read_query_file(source)
     queries: dict[str, str] = {}

@@ -15,18 +15,15 @@ from cocondenser_jax.retriever.data.trec import Qrels, Results, Run
 logger = logging.getLogger(__name__)
 
 
-def drop_identical_ids(run: Run, depth: int | None = None) -> Run:
-    """Drops the passage with its query's id, and keeps the first `depth` of the others.
-
-    A run's results must be ordered, best first.
-    """
-    return {query: without_identical_id(query, scores, depth) for query, scores in run.items()}
+def drop_identical_ids(run: Run) -> Run:
+    """Drops the passage with its query's id."""
+    return {query: without_identical_id(query, scores) for query, scores in run.items()}
 
 
 def without_identical_id(
-    query: str, scores: Mapping[str, float], depth: int | None
+    query: str, scores: Mapping[str, float], depth: int | None = None
 ) -> dict[str, float]:
-    """Returns the results of one query that `drop_identical_ids` keeps."""
+    """Returns the first `depth` results of one query, best first, but for that with its id."""
     return dict(islice(((p, s) for p, s in scores.items() if p != query), depth))
 
 

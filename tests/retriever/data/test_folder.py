@@ -147,7 +147,7 @@ def test_files_of_queries_may_repeat_each_other_but_not_contradict(tmp_path):
         read_queries(tmp_path)
     assert read_queries(train) == {"2": "maps", "1": "quantum physics"}
     write_qrels(tmp_path / "qrels.dev.tsv", {"1": {"d": 1}})
-    assert read_queries(tmp_path, "dev") == {"1": "cats and dogs"}
+    assert read_split(tmp_path, "dev")[0] == {"1": "cats and dogs"}
 
 
 def test_queries_without_text_are_counted(tmp_path, caplog):

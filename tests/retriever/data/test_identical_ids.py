@@ -15,7 +15,7 @@ def test_results_with_the_id_of_their_query_are_dropped():
     run = {"a": {"a": 3.0, "b": 2.0, "c": 1.0}, "b": {"c": 2.0, "b": 1.0}, "q": {"a": 1.0}, "c": {}}
     kept = {"a": {"b": 2.0, "c": 1.0}, "b": {"c": 2.0}, "q": {"a": 1.0}, "c": {}}
     assert identical_ids.drop_identical_ids(run) == kept
-    assert identical_ids.drop_identical_ids(run, 1) == {**kept, "a": {"b": 2.0}}
+    assert identical_ids.without_identical_id("a", run["a"], 1) == {"b": 2.0}
     assert [*identical_ids.drop_identical_ids(run)["a"]] == ["b", "c"]
 
 

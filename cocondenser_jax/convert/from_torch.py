@@ -192,7 +192,7 @@ def _config(network: Network, fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def with_missing_head(
-    source: object,
+    origin: object,
     tensors: dict[str, np.ndarray],
     config: ModelConfig,
     seed: int | None,
@@ -213,17 +213,17 @@ def with_missing_head(
             continue
         if seed is None:
             raise UserError(
-                f"{source} has no {part}; --config.init_head=true starts with a new, random one"
+                f"{origin} has no {part}; --config.init_head=true starts with a new, random one"
             )
         if trains_mlm or names is not mlm:
-            logger.warning("%s has no %s: starting with a random one (seed %d)", source, part, seed)
+            logger.warning("%s has no %s: starting with a random one (seed %d)", origin, part, seed)
         new = to_tensors(init_params(config, seed), config)
         tensors = tensors | {name: new[name] for name in names}
     if missing := [name for name in shapes if name not in tensors]:
-        raise UserError(f"{source}: {len(missing)} tensors are missing: {first_three(missing)}")
+        raise UserError(f"{origin}: {len(missing)} tensors are missing: {first_three(missing)}")
     if codes := [name for name in shapes if tensors[name].dtype.kind in "biu"]:
         raise UserError(
-            f"{source}: {len(codes)} tensors hold integers, like quantized weights:"
+            f"{origin}: {len(codes)} tensors hold integers, like quantized weights:"
             f" {first_three(codes)}; expected the unquantized model"
         )
     if wrong := [
@@ -231,7 +231,7 @@ def with_missing_head(
         for name, shape in shapes.items()
         if tensors[name].shape != shape
     ]:
-        raise UserError(f"{source}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
+        raise UserError(f"{origin}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
     return from_tensors(tensors, config)
 
 

@@ -199,11 +199,11 @@ def _say_what_is_assumed(model: ModelFolder, assumed: Representation, *, is_know
             f"{model.path} is a cross-encoder by its config.json (it scores pairs of texts):"
             " expected a bi-encoder (--pooling and --similarity use it as one all the same)"
         )
-    source = model.name if is_known else "sentence-transformers"
+    where = model.name if is_known else "sentence-transformers"
     log_once(
         logger,
         f"{model.path} has no {MODULES}: pooling {assumed.pooling} and similarity"
-        f" {assumed.similarity} are assumed, as in {source};"
+        f" {assumed.similarity} are assumed, as in {where};"
         " --pooling and --similarity override them",
     )
 

@@ -404,7 +404,7 @@ ARRIVES = {
             "print_metrics.metrics": "retrieve(open_index(local_copy(e)))",
         },
         "--data=d": {
-            "read_asked.source": "d",
+            "read_asked.data": "d",
             "relevant_passages.qrels": "read_asked(d).qrels",
             "count_passages.names": "relevant_passages(read_asked(d).qrels)",
             "warn_of_missing.relevant": "relevant_passages(read_asked(d).qrels)",
@@ -487,7 +487,7 @@ ARRIVES = {
     },
     "mine": {
         "--run=a --run=b": {
-            "mine.sources": ["a", "b"],
+            "mine.runs": ["a", "b"],
             "print_metrics.metrics": "mine(['a', 'b'])",
         },
         "--data=d": {"mine.data_folder": "d"},
@@ -506,7 +506,7 @@ ARRIVES = {
         "--run=a": {
             "read_run.path": "a",
             "Ranking.name": "a",
-            "Ranking.source": "a",
+            "Ranking.run": "a",
             "measure.run": "read_run(a)",
             "finds_itself.run": "read_run(a)",
             "warn_of_identical_ids.rankings": {"a": "finds_itself(read_run(a))"},
@@ -528,7 +528,7 @@ ARRIVES = {
             "require_results.name": ["run", "b"],
             "measure.ranking": ["Ranking", "Ranking"],
             "Ranking.name": ["run", "b"],
-            "Ranking.source": ["run", "b"],
+            "Ranking.run": ["run", "b"],
             "measure.run": ["read_run(run)", "read_run(b)"],
             "measure.qrels": ["read_qrels(qrels)", "read_qrels(qrels)"],
             "measure.metrics": [
@@ -545,11 +545,11 @@ ARRIVES = {
             "compare.other": "measure(b).metrics.__getitem__()",
         },
         "--data=d with --compare_with=b": {
-            "read_queries.source": "d",
+            "read_queries.data": "d",
             "require_known.ids": "read_qrels(qrels)",
             "require_known.known": "read_queries(d)",
             "require_known.what": "queries",
-            "require_known.source": "qrels",
+            "require_known.file": "qrels",
             "metric_name.typed": "MRR@10",
             "warn_of_copies.rankings": {
                 "measure(b).name": "measure(b).first",

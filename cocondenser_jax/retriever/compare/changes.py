@@ -74,7 +74,7 @@ def find_changes(before: Ranking, after: Ranking, judged: Judged) -> Changes:
     gained = [query for query in rising[::-1][:N_SHOWN] if gains[query] > 0]
     shown = gained + lost
     first = [{query: each.first[query] for query in shown} for each in (before, after)]
-    passages = read_named(judged.corpus, (before.source, first[0]), (after.source, first[1]))
+    passages = read_named(judged.corpus, (before.run, first[0]), (after.run, first[1]))
 
     def describe(query: str) -> Change:
         old, new = (found[query] for found in first)

@@ -100,7 +100,7 @@ def _compare_unjudged(
     """Ranks by all models, and writes a form for the queries on which the rankings differ most."""
     queries = read_queries(trial.data)
     rankings = [
-        each._replace(first=first_of(read_run(each.source), queries))
+        each._replace(first=first_of(read_run(each.run), queries))
         for each in rank_by_all(workdir, trial, models)
     ]
     firsts = [each.first for each in rankings]

@@ -67,7 +67,7 @@ def rank_by_all(workdir: Path, trial: Trial, models: Mapping[str, ModelFolder]) 
     bm25 = rank_by_bm25(workdir, trial)
     rankings = [bm25]
     for name, model in models.items():
-        rankings += _rank_by_model(workdir, trial, name, model, bm25.source)
+        rankings += _rank_by_model(workdir, trial, name, model, bm25.run)
     return rankings
 
 
@@ -137,7 +137,7 @@ def measure_all(trial: Trial, rankings: Sequence[Ranking], texts: Texts) -> list
     ignore = trial.ignore_identical_ids
     measured, own = [], {}
     for each in rankings:
-        run = read_run(each.source)
+        run = read_run(each.run)
         own[each.name] = finds_itself(run, qrels)
         measured.append(measure(each, run, qrels, trial.metrics, ignore_identical_ids=ignore))
     if not ignore:
@@ -194,13 +194,13 @@ def _rank_by_model(
     manifest = read_manifest(embeddings)
     alone = Ranking(
         name=name,
-        source=dense,
+        run=dense,
         model=name,
         vectors=(manifest.passages, manifest.dimension),
         seconds=seconds_of(workdir, [embeddings, dense]),
     )
     seconds = alone.seconds + seconds_of(workdir, [bm25, fused])
-    both = alone._replace(name=f"{name} + {BM25}", source=fused, is_fused=True, seconds=seconds)
+    both = alone._replace(name=f"{name} + {BM25}", run=fused, is_fused=True, seconds=seconds)
     return [alone, both]
 
 
@@ -210,8 +210,8 @@ def _fuse(bm25: Path, dense: Path, out: Path) -> None:
 
 def rank_by_bm25(workdir: Path, trial: Trial) -> Ranking:
     """Makes the ranking of BM25 if it is missing."""
-    source = make_once(workdir, workdir / "bm25.trec", _write_bm25_run, trial)
-    return Ranking(BM25, source, seconds=seconds_of(workdir, [source]))
+    run = make_once(workdir, workdir / "bm25.trec", _write_bm25_run, trial)
+    return Ranking(BM25, run, seconds=seconds_of(workdir, [run]))
 
 
 def _write_bm25_run(trial: Trial, out: Path) -> None:

@@ -79,7 +79,7 @@ def find_differences(
     """
     firsts = [ranking.first for ranking in rankings]
     named = [
-        (ranking.source, {query: ranking.first.get(query, ()) for query in shown})
+        (ranking.run, {query: ranking.first.get(query, ()) for query in shown})
         for ranking in rankings
     ]
     passages = read_named(corpus, *named)

@@ -1,4 +1,4 @@
-"""Compared rankings: their sources, metrics and significance tests."""
+"""Compared rankings: their runs, metrics and significance tests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ class Ranking(NamedTuple):
     """A ranking in a comparison on the same queries."""
 
     name: str
-    source: Path  # its TREC run
+    run: Path  # its TREC run
     model: str = ""  # the name of the model; "" for BM25 alone
     is_fused: bool = False  # whether it is fused with BM25
     vectors: tuple[int, int] = NO_VECTORS  # number and dimension of the searched vectors

@@ -74,11 +74,9 @@ def split_files(folder: Path, split: str) -> dict[str, Path]:
     }
 
 
-def is_unjudged(source: Path) -> bool:
-    """Returns whether a source is a file of queries, or a folder with queries but no judgments."""
-    return source.is_file() or (
-        bool(_matches(source, "queries")) and not _matches(source, "judgments")
-    )
+def is_unjudged(data: Path) -> bool:
+    """Returns whether `data` is a file of queries, or a folder with queries but no judgments."""
+    return data.is_file() or (bool(_matches(data, "queries")) and not _matches(data, "judgments"))
 
 
 def searched_passages(data: Path, corpus: str | Path | None) -> str | Path:
@@ -129,20 +127,20 @@ def read_corpus(source: str | Path, *, judged: bool = False) -> Iterator[Passage
     return layouts.read_passages(found, numbered=not judged)
 
 
-def read_queries(source: Path) -> dict[str, str]:
+def read_queries(data: Path) -> dict[str, str]:
     """Reads the queries (id → text) of a data folder, or of a file.
 
     Raises:
       UserError: also if two files of the folder have other queries with the same id.
     """
-    if source.is_file():
-        return layouts.read_query_file(source)
+    if data.is_file():
+        return layouts.read_query_file(data)
     queries: dict[str, str] = {}
-    for path in _find(source, "queries"):  # some of MS MARCO's files repeat others' queries
+    for path in _find(data, "queries"):  # some of MS MARCO's files repeat others' queries
         for name, text in layouts.read_query_file(path).items():
             if queries.setdefault(name, text) != text:
                 raise UserError(
-                    f"{path}: the id {name} has another query in another file of {source}: name one"
+                    f"{path}: the id {name} has another query in another file of {data}: name one"
                     " of the files, or a split"
                 )
     return queries
@@ -157,19 +155,19 @@ def read_split(folder: Path, split: str) -> tuple[dict[str, str], Qrels]:
     return {query: queries[query] for query in qrels}, qrels
 
 
-def _require_other_judgments(source: Path) -> None:
+def _require_other_judgments(data: Path) -> None:
     """Calls `require_other_answers` for each split of a data folder."""
-    if source.is_file():
+    if data.is_file():
         return
     try:
-        files = _find(source, "judgments")
+        files = _find(data, "judgments")
     except UserError:  # there are no judgments
         return
     for file in files:
         require_other_answers(read_qrels(file))
 
 
-def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
+def read_asked(data: Path, split: str | None, *, ignore_identical_ids: bool = False) -> Asked:
     """Reads queries, see `read_queries`, and the judgments of a split.
 
     Queries without text are kept, since judgments may name them, and counted in a warning.
@@ -179,15 +177,15 @@ def read_asked(source: Path, split: str | None, *, ignore_identical_ids: bool = 
         split or, without a split, in any split.
     """
     if split is None:
-        asked = Asked(read_queries(source), {})
+        asked = Asked(read_queries(data), {})
         if ignore_identical_ids:
-            _require_other_judgments(source)
+            _require_other_judgments(data)
     else:
-        asked = Asked(*read_split(source, split))
+        asked = Asked(*read_split(data, split))
         if ignore_identical_ids:
             require_other_answers(asked.qrels)
     if n_empty := sum(not text.strip() for text in asked.queries.values()):
-        log_once(logger, f"{source}: {n_empty:,} queries have no text: their rankings mean nothing")
+        log_once(logger, f"{data}: {n_empty:,} queries have no text: their rankings mean nothing")
     return asked
 
 
@@ -223,7 +221,7 @@ def with_positives(qrels: Qrels) -> Qrels:
 
 
 def best_by_query(
-    source: Path, queries: Collection[str], depth: int
+    run: Path, queries: Collection[str], depth: int
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields each query with its first `depth` passages in a TREC run.
 
@@ -233,38 +231,36 @@ def best_by_query(
       UserError: if the run has no passage for any of the queries.
     """
     found = set()
-    for query, scores in read_results(source):
+    for query, scores in read_results(run):
         if query in queries:
             found.add(query)
             yield query, first_passages(scores, depth)
     missing = [query for query in queries if query not in found]
     if not found:
-        raise UserError(
-            f"{source} has no passage for any of the {len(queries)} queries of the split"
-        )
+        raise UserError(f"{run} has no passage for any of the {len(queries)} queries of the split")
     if missing:
-        logger.warning("%s has no passage for %d of %d queries", source, len(missing), len(queries))
+        logger.warning("%s has no passage for %d of %d queries", run, len(missing), len(queries))
     for query in missing:
         yield query, []
 
 
-def candidates_by_query(source: Path, qrels: Qrels, depth: int) -> Iterator[tuple[str, list[str]]]:
+def candidates_by_query(run: Path, qrels: Qrels, depth: int) -> Iterator[tuple[str, list[str]]]:
     """Yields each query with its first `depth` passages in a run, without the relevant ones."""
-    for query, names in best_by_query(source, qrels, depth):
+    for query, names in best_by_query(run, qrels, depth):
         grades = qrels[query]
         yield query, [p for p in names if grades.get(p, 0) <= 0]
 
 
 def read_candidates(
-    source: Path, qrels: Qrels, passages: Container[str], depth: int
+    run: Path, qrels: Qrels, passages: Container[str], depth: int
 ) -> dict[str, list[str]]:
     """Reads `candidates_by_query` into memory.
 
     Raises:
       UserError: also if `passages`, those of the corpus, lack a candidate.
     """
-    found = dict(candidates_by_query(source, qrels, depth))
-    require_known(chain.from_iterable(found.values()), passages, "passages", source)
+    found = dict(candidates_by_query(run, qrels, depth))
+    require_known(chain.from_iterable(found.values()), passages, "passages", run)
     return {query: found[query] for query in qrels}
 
 
@@ -291,17 +287,17 @@ def read_named(
         names.update(*ids.values())
     found = read_corpus(corpus, judged=judged)
     passages = {passage.id: passage for passage in found if passage.id in names}
-    for source, ids in named:
-        require_known(chain.from_iterable(ids.values()), passages, "passages", source)
+    for file, ids in named:
+        require_known(chain.from_iterable(ids.values()), passages, "passages", file)
     return passages
 
 
-def require_known(ids: Iterable[str], known: Container[str], what: str, source: Path) -> None:
+def require_known(ids: Iterable[str], known: Container[str], what: str, file: Path) -> None:
     """Raises a UserError if a file names unknown ids; `what` is "queries" or "passages"."""
     unknown = list(dict.fromkeys(name for name in ids if name not in known))
     if unknown:
         raise UserError(
-            f"{source} names {len(unknown)} {what} that the data does not have: "
+            f"{file} names {len(unknown)} {what} that the data does not have: "
             f"{first_three(unknown)}"
         )
 

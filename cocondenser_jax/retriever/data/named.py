@@ -126,8 +126,8 @@ def _unpack(archive: Path, place: PurePosixPath, folder: Path) -> None:
             name = str(path.relative_to(place))
             if _MEMBER.fullmatch(name):
                 (folder / name).parent.mkdir(exist_ok=True)
-                with opened.open(member) as source, (folder / name).open("wb") as target:
-                    shutil.copyfileobj(source, target)
+                with opened.open(member) as packed, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(packed, target)
 
 
 def _fetch_nano(name: str, folder: Path) -> None:

@@ -40,9 +40,9 @@ def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode],
     """
     queries, qrels = collection.read_split(folder, split)
     relevant = collection.relevant_passages(qrels)
-    source = collection.judgments_file(folder, split)
+    judgments = collection.judgments_file(folder, split)
     if not relevant:
-        raise UserError(f"{source} judges no passage relevant")
+        raise UserError(f"{judgments} judges no passage relevant")
     # Sampled by a hash of their ids. Relevant passages come last, so that they lose ties.
     passages = heapq.nsmallest(
         max(n_passages, len(relevant)) if n_passages else sys.maxsize,
@@ -50,7 +50,7 @@ def open_search(folder: Path, split: str, n_passages: int) -> Callable[[Encode],
         key=lambda p: (p.id not in relevant, hashlib.sha256(p.id.encode()).digest()),
     )[::-1]
     ids = [passage.id for passage in passages]
-    collection.require_known(relevant, set(ids), "passages", source)
+    collection.require_known(relevant, set(ids), "passages", judgments)
     answers = {*own_answers(qrels)}
     texts = [(passage.title, passage.text) for passage in passages]
 

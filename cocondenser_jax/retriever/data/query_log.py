@@ -17,27 +17,27 @@ _SUFFIXES = (".txt", ".tsv", ".jsonl")
 _SEED = 0
 
 
-def read_log(source: Path) -> dict[str, str]:
+def read_log(data: Path) -> dict[str, str]:
     """Reads the distinct queries of a log: id → text.
 
     Omits, and counts in a warning, queries that are empty or that repeat an earlier one except for
     case and white space.
 
     Args:
-      source: a data folder, or a .txt, .tsv or .jsonl file (see `layouts.read_query_file`).
+      data: a data folder, or a .txt, .tsv or .jsonl file (see `layouts.read_query_file`).
 
     Raises:
       UserError: also for fewer than two distinct queries.
     """
-    if source.is_file() and plain_suffix(source) not in _SUFFIXES:
+    if data.is_file() and plain_suffix(data) not in _SUFFIXES:
         raise UserError(
-            f"{source}: expected a .txt file with a query on each line, or a .tsv or .jsonl file"
+            f"{data}: expected a .txt file with a query on each line, or a .tsv or .jsonl file"
         )
     queries: dict[str, str] = {}
     seen: set[str] = set()
-    n_empty = _count_blank_lines(source) if source.is_file() else 0
+    n_empty = _count_blank_lines(data) if data.is_file() else 0
     n_again = 0
-    for name, text in read_queries(source).items():
+    for name, text in read_queries(data).items():
         words = " ".join(text.split())
         key = words.casefold()
         if not words:
@@ -50,10 +50,10 @@ def read_log(source: Path) -> dict[str, str]:
     if n_empty or n_again:
         log_once(
             logger,
-            f"{source}: {n_empty:,} empty queries and {n_again:,} that occur again are left out",
+            f"{data}: {n_empty:,} empty queries and {n_again:,} that occur again are left out",
         )
     if len(queries) < 2:
-        raise UserError(f"{source} has {len(queries)} different queries: a comparison needs two")
+        raise UserError(f"{data} has {len(queries)} different queries: a comparison needs two")
     return queries
 
 

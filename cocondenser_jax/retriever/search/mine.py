@@ -36,7 +36,7 @@ class Denoising(NamedTuple):
 
 
 def mine(
-    sources: Sequence[Path],
+    runs: Sequence[Path],
     data_folder: Path,
     split: str,
     out: Path,
@@ -49,11 +49,11 @@ def mine(
     always left out.
 
     Args:
-      sources: TREC runs.
+      runs: TREC runs.
       data_folder: the folder of queries, judgments and passages.
       split: the split of the queries.
       out: the run to write; see `make_pool` for its scores.
-      depth: number of first passages taken from each source.
+      depth: number of first passages taken from each run.
       denoising: also leaves out passages by a cross-encoder's scores.
 
     Returns:
@@ -64,8 +64,8 @@ def mine(
     judged = _answers(qrels, data_folder)
     # Joined to one string, the ids of a query's passages take a tenth of the memory.
     best = [
-        {query: " ".join(names) for query, names in best_by_query(source, qrels, depth)}
-        for source in sources
+        {query: " ".join(names) for query, names in best_by_query(run, qrels, depth)}
+        for run in runs
     ]
     exclusions: dict[str, Excludes] = {
         "relevant": lambda q, p: qrels[q].get(p, 0) > 0,
@@ -83,7 +83,7 @@ def mine(
         if not any(sizes):
             reasons = ", ".join(f"{count} {reason}" for reason, count in excluded.items())
             raise UserError(
-                f"{first_three([str(source) for source in sources])}: no negative is left for any"
+                f"{first_three([str(run) for run in runs])}: no negative is left for any"
                 f" of the {len(sizes)} queries of the split ({reasons})"
             )
 
@@ -130,21 +130,21 @@ def make_pool(
     exclusions: Mapping[str, Excludes],
     excluded: dict[str, int],
 ) -> Results:
-    """Yields each query with the passages of several sources, scored by 1 / rank.
+    """Yields each query with the passages of several runs, scored by 1 / rank.
 
     Scores of different engines are not comparable, so a passage's score is 1 / r, where r is its
-    best rank. Passages with the same rank keep the order of the sources.
+    best rank. Passages with the same rank keep the order of the runs.
 
     Args:
       queries: the queries.
-      best: for each source, query → ids of passages, best first, separated by spaces.
+      best: for each run, query → ids of passages, best first, separated by spaces.
       exclusions: reason → test; the first that holds applies.
       excluded: reason → number of passages excluded so far; updated.
     """
     for query in queries:
         ranks: dict[str, int] = {}
-        for source in best:
-            for rank, passage in enumerate(source[query].split(), start=1):
+        for run in best:
+            for rank, passage in enumerate(run[query].split(), start=1):
                 ranks[passage] = min(rank, ranks.get(passage, rank))
         negatives = {}
         for passage, rank in sorted(ranks.items(), key=itemgetter(1)):

@@ -300,7 +300,7 @@ def _sha256(made_of: Sequence[Any]) -> str:
 
 
 def _scored_candidates(
-    candidates: Mapping[str, str], relevant: Qrels, teacher: Run, source: Path
+    candidates: Mapping[str, str], relevant: Qrels, teacher: Run, teacher_run: Path
 ) -> dict[str, str]:
     """Keeps the candidates with a score of the teacher.
 
@@ -314,7 +314,7 @@ def _scored_candidates(
         if passage not in teacher.get(query, {})
     ]:
         raise UserError(
-            f"{source} has no score for {len(missing)} relevant passages (query, passage): "
+            f"{teacher_run} has no score for {len(missing)} relevant passages (query, passage): "
             f"{first_three(missing)}; rerank --with_positives scores them too"
         )
     scored = {
@@ -323,7 +323,7 @@ def _scored_candidates(
     }
     if queries := [query for query, passages in scored.items() if not passages]:
         raise UserError(
-            f"{source} has no score for any negative of {len(queries)} queries: "
+            f"{teacher_run} has no score for any negative of {len(queries)} queries: "
             f"{first_three(queries)}"
         )
     return scored

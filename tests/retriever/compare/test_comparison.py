@@ -124,7 +124,7 @@ def test_queries_that_find_themselves_are_counted_in_one_line(folder, caplog, ig
     trial = Trial(data, metrics=("MRR@10",), ignore_identical_ids=ignores)
     if ignores:
         write_qrels(data / "qrels" / "test.tsv", {"p0": {"p1": 1}, "p1": {"p2": 1}})
-    bm25 = read_run(rank_by_bm25(folder / "ranked", trial).source)
+    bm25 = read_run(rank_by_bm25(folder / "ranked", trial).run)
     assert any(name in found for name, found in bm25.items()) is not ignores
     measure_all(trial, rankings, texts)
     lines = [line for line in caplog.messages if "their own id" in line]
@@ -146,7 +146,7 @@ def test_an_adaptation_ranks_by_bm25_in_its_language(
 
     def stop(_, trial):
         assert (trial.data, trial.language) == (data, language)
-        found = read_run(rank_by_bm25(tmp_path / language, trial).source)
+        found = read_run(rank_by_bm25(tmp_path / language, trial).run)
         assert [*found] == expected[language]
         raise UserError("before any training")
 

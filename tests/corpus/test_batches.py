@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cocondenser_jax.corpus.batches import (
     held_out_batch,
     make_batch,
     read_batches,
+    with_specials,
 )
 from cocondenser_jax.corpus.build import build_store
 from cocondenser_jax.corpus.examples import EXAMPLES
@@ -82,6 +84,13 @@ def test_spans_are_cls_tokens_sep_padding(store):
     positions, is_used = batch.masked_positions_SxM, batch.weights_SxM > 0
     assert positions[is_used].min() >= 1
     assert set(positions[~is_used].tolist()) == {0}  # the bag of words restores what is masked
+
+
+def test_padding_has_the_id_of_its_tokenizer():
+    """Which is 0 in BERT's alone."""
+    ids = SimpleNamespace(cls_id=7, sep_id=8, pad_id=9)
+    rows = with_specials(np.array([[4, 5, 0], [6, 0, 0]]), np.array([2, 1]), ids)
+    assert rows.tolist() == [[7, 4, 5, 8, 9], [7, 6, 8, 9, 9]]
 
 
 def test_pairs_are_two_spans_of_one_document_and_documents_differ(store):

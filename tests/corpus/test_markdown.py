@@ -130,7 +130,7 @@ def test_a_readme_beside_documents_of_another_kind_is_not_read_by_a_pattern(tmp_
 
 def test_a_giant_text_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("cocondenser_jax.corpus.records.MAX_DOCUMENT_BYTES", 1000)
-    (tmp_path / "a.md").write_text("# T\n" + "words\n" * 300)
+    (tmp_path / "a.md").write_text("# T\n" + "wörté\n" * 160)  # of 5 characters, 7 bytes
     with pytest.raises(
         UserError, match=whole("TMP/a.md: a document is larger than 0 MB; split it first")
     ):

@@ -122,8 +122,8 @@ def test_others_may_read_what_they_may_list(tmp_path):
     with new_folder(tmp_path / "new") as folder:
         (folder / "part").mkdir()
         (folder / "part" / "weights").touch(0o600)
-        folder.chmod(0o750)
-    assert (tmp_path / "new" / "part" / "weights").stat().st_mode & 0o777 == 0o640
+        folder.chmod(0o770)
+    assert (tmp_path / "new" / "part" / "weights").stat().st_mode & 0o777 == 0o660
 
 
 def test_a_link_to_an_empty_folder_is_kept_and_its_folder_filled(tmp_path):

@@ -121,6 +121,7 @@ def test_text_without_borders_is_cut_at_a_bound():
     assert max(map(len, pieces)) <= spans.MAX_SENTENCE_CHARACTERS
     assert " ".join(pieces).startswith(words)
     assert "".join(pieces).count("x") == 25_000
+    assert len(pieces) == 5 + 3  # as few as the bound allows
     assert len(split_sentences(f"{'a' * 4_999} {'b' * 5_000}")) == 1  # just within it
 
 

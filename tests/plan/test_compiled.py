@@ -93,3 +93,6 @@ def test_a_launch_knows_what_it_writes_and_for_what():
     assert softmax.arrays == [("bf16", (8, 8)), ("f32", (8,))]
     assert sum(n_bytes(*array) for array in softmax.arrays) == 2 * 64 + 4 * 8
     assert n_bytes("pred", (3, 5)) == 15
+    call = 'custom-call(%first), custom_call_target="__gpu$xla.gpu.triton"'  # of a kernel of Pallas
+    called = STEP.replace("fusion(%first)", call).replace('"kind":"__triton"', "")
+    assert find_launches(called).step[2] == softmax

@@ -6,13 +6,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cocondenser_jax.model.dropout import dropout, fold_in
+from cocondenser_jax.model.dropout import _mix, dropout, fold_in
 
 
 def kept(seeds, rate, n_columns):
     """Where ones survive, [seeds, columns]."""
     ones = jnp.ones((len(seeds), n_columns))
     return np.asarray(dropout(ones, rate, jnp.asarray(seeds, jnp.uint32))) > 0
+
+
+def test_integers_are_mixed_by_the_published_hash():
+    """Wellons' `lowbias32`, in integers without a size."""
+
+    def lowbias32(x):
+        x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+        x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+        return x ^ (x >> 16)
+
+    given = [0, 1, 2, 12_345, 2**31, 2**32 - 1]
+    assert _mix(jnp.array(given, jnp.uint32)).tolist() == [lowbias32(x) for x in given]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

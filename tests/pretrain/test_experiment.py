@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.configs import cocondenser, condenser, default, small
+from cocondenser_jax.corpus.examples import BatchSpec
 from cocondenser_jax.corpus.store import WeightedCorpus, open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.pretrain.experiment import (
@@ -17,6 +18,7 @@ from cocondenser_jax.pretrain.experiment import (
     resolve_without_store,
 )
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
+from cocondenser_jax.pretrain.step import LossSettings
 from cocondenser_jax.representation import Representation
 from tests.lines import whole
 from tests.world import batches_of
@@ -112,6 +114,28 @@ def test_the_objective_decides_batches_and_head(objective):
     assert (spec.example, spec.masked, sizes["n_head_layers"]) == expected[objective]
     assert spec.n_rows == 2048 * (1 if spec.example == "span" else 2)
     assert sizes["hidden_size"] == 768
+
+
+def test_the_settings_of_batches_and_loss_arrive():
+    config = default.get_config().unlock()
+    config.seed = 7
+    config.data.update(batch_size=12, length=48, mask_probability=0.2, decoder_mask_probability=0.6)
+    config.probe.update(every=5, documents=30)
+    config.train.update(
+        objective="retromae", mlm_weight=0.3, mlm_reduction="span_sum", chunk_size=4,
+        dtype="bfloat16", kept_chunks=2, attention="xla",
+    )  # fmt: skip
+    experiment = resolve_without_store(config, 6, 80, 0)
+    assert experiment.batches == BatchSpec(
+        seed=7, batch_size=12, length=48, example="copies", masked=True, mask_probability=0.2,
+        decoder_mask_probability=0.6, held_out=30,
+    )  # fmt: skip
+    assert experiment.step.loss == LossSettings(
+        seed=7, objective="retromae", mlm_weight=0.3, mlm_reduction="span_sum", chunk_size=4,
+        dtype="bfloat16", kept_chunks=2, attention="xla",
+    )  # fmt: skip
+    config.probe.every = 0
+    assert resolve_without_store(config, 6, 80, 0).batches.held_out == 0
 
 
 def test_the_papers_batches():

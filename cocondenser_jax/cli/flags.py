@@ -142,7 +142,7 @@ def _unexpected(word: str, absent: Sequence[click.Parameter]) -> str:
 def _with_folder(parameter: click.Parameter, value: Any) -> Any:
     """Replaces names of collections by data folders, also in settings."""
     if parameter is OVERRIDES:
-        settings = (setting.rpartition("=") for setting in value)
+        settings = (setting.partition("=") for setting in value)
         return tuple(f"{key}{equals}{_found(name)}" for key, equals, name in settings)
     if isinstance(value, tuple):  # a flag that may be repeated
         return tuple(_with_folder(parameter, each) for each in value)

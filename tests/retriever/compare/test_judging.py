@@ -93,7 +93,7 @@ def test_the_form_is_read_back_without_the_lines_that_are_empty(tmp_path, caplog
     with pytest.raises(UserError, match=f"holds no judgments: {n_lines} lines have no score yet"):
         read_split(folder, "test")
     filled = {0: "2", 1: "0", 22: "1"}
-    ids = grade(folder, filled)
+    ids = grade(folder, {**filled, 2: " "})
     found, qrels = read_split(folder, "test")
     assert read_split(folder, "test") == (found, qrels)  # says it once
     expected = {}
@@ -117,6 +117,8 @@ def test_what_a_person_has_judged_is_not_written_over(tmp_path, caplog):
     write_to_judge(folder, PASSAGES, {"q1": "another"}, [first, second])
     assert read_queries(folder) == {"q1": "another"}
     assert not caplog.messages
+    grade(folder, {5: " "})
+    assert not is_begun(folder)
     grade(folder, {5: "0"})
     assert is_begun(folder)
     before = (folder / FORM).read_text()

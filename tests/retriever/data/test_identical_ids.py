@@ -51,6 +51,7 @@ def test_judgments_of_a_split_or_of_any_that_queries_find_themselves_are_refused
     asked(tmp_path, None)  # nothing is judged
     write_qrels(tmp_path / "qrels" / "test.tsv", {"1": {"2": 1, "1": 0}})
     write_qrels(tmp_path / "qrels" / "dev.tsv", {"1": {"2": 1}, "2": {"2": 1}})
+    write_qrels(tmp_path / "qrels" / "a.tsv", {"1": {"2": 1}})  # it is read before that one
     read = []
     read_qrels = folder.read_qrels
     monkeypatch.setattr(folder, "read_qrels", lambda path: read.append(path) or read_qrels(path))

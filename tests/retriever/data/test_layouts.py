@@ -372,11 +372,12 @@ def test_passages_without_text_are_kept_and_counted(tmp_path, caplog):
 
 def test_ids_that_are_integers_are_taken_as_strings(tmp_path):
     lines = [{"_id": 7, "text": "a"}, {"_id": 10**30, "text": "b"}, {"_id": "x", "text": "c"}]
+    lines.append({"_id": None, "id": "y", "text": "d"})
     write_records(tmp_path / "corpus.jsonl", lines)
     found = [passage.id for passage in read_corpus(tmp_path)]
-    assert found == ["7", str(10**30), "x"]
+    assert found == ["7", str(10**30), "x", "y"]
     assert layouts.read_query_file(tmp_path / "corpus.jsonl") == dict(
-        zip(found, "abc", strict=True)
+        zip(found, "abcd", strict=True)
     )
 
 

@@ -112,6 +112,7 @@ def test_a_forum_is_a_part_of_its_archive(serve_archive, tmp_path):
             "no forum of beir:cqadupstack/FORUM '': did you mean android or english or gaming?",
         ),
         ("beir:scifact/english", "beir:scifact has no parts: leave out /english"),
+        ("beir:scifact/a:b", "beir:scifact has no parts: leave out /a:b"),
         ("beir:fiqa", "http://127.0.0.1:…/fiqa.zip cannot be fetched: File not found"),
         ("beir:", "beir:: expected beir:NAME, nano:NAME or ir:NAME (docs/data.md)"),
         (
@@ -154,13 +155,13 @@ def test_what_is_no_name_stays_as_it_is(tmp_path, monkeypatch):
     assert named.find_data("beir:mine") == "beir:mine"
 
 
-def write_nano(tmp_path, monkeypatch, judged):
-    """Puts NanoSciFact, with one judgment, where the hub's NanoBEIR is; the cache is new."""
+def write_nano(tmp_path, monkeypatch, *judged):
+    """Puts NanoSciFact, with these judgments, where the hub's NanoBEIR is; the cache is new."""
     hub = tmp_path / "hub"
     tables = {
         "corpus": CORPUS,
         "queries": QUERIES,
-        "qrels": [{"query-id": "q1", "corpus-id": "d1"} | judged],
+        "qrels": [{"query-id": "q1", "corpus-id": "d1"} | row for row in judged],
     }
     card = ["---", "configs:"]
     for config, records in tables.items():
@@ -193,12 +194,20 @@ def test_nanobeir_is_read_as_sentence_transformers_reads_it(tmp_path, monkeypatc
         named.find_data("nano:NQ")
 
 
-class Text(namedtuple("Text", "query_id text")):
+class Text(namedtuple("Text", "id_ body")):
+    """A query, or a document without a title, whose text has a name of its own."""
+
+    @property
+    def query_id(self):
+        return self.id_
+
+    doc_id = query_id
+
     def default_text(self):
-        return self.text
+        return self.body
 
 
-def fake_ir_datasets(grade=1):
+def fake_ir_datasets(**grades):
     """What ir_datasets has for one collection."""
     titled = namedtuple("Titled", "doc_id title text")
     judged = namedtuple("Judged", "query_id doc_id relevance iteration")
@@ -207,22 +216,28 @@ def fake_ir_datasets(grade=1):
         has_queries=lambda: True,
         has_qrels=lambda: True,
         docs_count=lambda: 2,
-        docs_iter=lambda: iter([titled("d1", "T", "one two"), titled("d2", "", "three")]),
+        docs_iter=lambda: iter([titled("d1", "T", "one two"), Text("d2", "three")]),
         queries_iter=lambda: iter([Text(record["_id"], record["text"]) for record in QUERIES]),
-        qrels_iter=lambda: iter([judged("q1", "d1", grade, "0")]),
+        qrels_iter=lambda: (judged("q1", p, grade, "0") for p, grade in grades.items()),
     )
     return SimpleNamespace(load={"mine": dataset}.__getitem__)
 
 
 def test_a_judgment_of_nanobeir_keeps_its_grade(tmp_path, monkeypatch):
-    write_nano(tmp_path, monkeypatch, {"score": 0})
+    write_nano(tmp_path, monkeypatch, {"score": 0}, {"corpus-id": "d2", "score": 2})
     folder = named.find_data("nano:SciFact")
-    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 0}}
+    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 0, "d2": 2}}
+
+
+def test_a_judgment_of_nanobeir_may_list_several_passages(tmp_path, monkeypatch):
+    write_nano(tmp_path, monkeypatch, {"corpus-id": ["d1", "d2"]})
+    folder = named.find_data("nano:SciFact")
+    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 1, "d2": 1}}
 
 
 def test_a_collection_of_ir_datasets_becomes_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets())
+    monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets(d1=1))
     require_collection(named.find_data("ir:mine"))
     with pytest.raises(
         UserError, match=whole("ir_datasets has no 'other': its names are at ir-datasets.com")
@@ -233,7 +248,7 @@ def test_a_collection_of_ir_datasets_becomes_a_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lacks", ["has_docs", "has_queries"])
 def test_a_collection_without_documents_or_queries_is_refused(tmp_path, monkeypatch, lacks):
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
-    fake = fake_ir_datasets()
+    fake = fake_ir_datasets(d1=1)
     setattr(fake.load("mine"), lacks, lambda: False)
     monkeypatch.setitem(sys.modules, "ir_datasets", fake)
     said = "ir:mine has no documents or no queries, as ir:vaswani does"
@@ -244,9 +259,19 @@ def test_a_collection_without_documents_or_queries_is_refused(tmp_path, monkeypa
 
 def test_a_judgment_of_ir_datasets_keeps_its_grade(tmp_path, monkeypatch):
     monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets(grade=3))
+    monkeypatch.setitem(sys.modules, "ir_datasets", fake_ir_datasets(d1=3, d2=-1))
     folder = named.find_data("ir:mine")
-    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 3}}
+    assert read_qrels(folder / "qrels" / "test.tsv") == {"q1": {"d1": 3, "d2": -1}}
+
+
+def test_a_collection_of_ir_datasets_may_have_no_judgments(tmp_path, monkeypatch):
+    monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
+    fake = fake_ir_datasets()
+    fake.load("mine").has_qrels = lambda: False
+    monkeypatch.setitem(sys.modules, "ir_datasets", fake)
+    folder = named.find_data("ir:mine")
+    require_collection(folder, judged=False)
+    assert files_in(folder) == ["corpus.jsonl", "queries.jsonl"]
 
 
 def test_ir_datasets_itself_gives_the_same(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.data import probe
 from cocondenser_jax.retriever.data.probe import open_search
 from tests.lines import whole
-from tests.world import WORDS, write_beir, write_qrels
+from tests.world import WORDS, write_beir, write_qrels, write_records
 
 N_PASSAGES = 12
 JUDGED = {"q0": {"p1", "p5"}, "q1": {"p7"}, "q2": {"p9"}}
@@ -63,6 +63,29 @@ def test_a_query_that_is_a_passage_does_not_find_itself(data, monkeypatch):
         shares = [len(names & {*run[q][:depth]}) / len(names) for q, names in JUDGED.items()]
         assert recall == pytest.approx(sum(shares) / 3)
     assert found[0] < found[-1] == 1
+
+
+def test_a_sample_has_all_relevant_passages_with_their_titles(tmp_path):
+    """The passage with the query's id is found only by the query that it is judged relevant to."""
+    records = [{"_id": name, "title": f"T{name}", "text": name} for name in "abcdef"]
+    write_records(tmp_path / "corpus.jsonl", records)
+    write_records(tmp_path / "queries.jsonl", records[:2])
+    write_qrels(tmp_path / "qrels" / "dev.tsv", {"a": {"a": 1, "c": 1}, "b": {"d": 1, "e": 0}})
+    scores_QxN = np.array([[9, 5, 4, 3, 2, 1], [6, 9, 4, 3, 2, 1]], np.float32)
+    seen = []
+
+    def encode(queries, passages):
+        assert queries == ["a", "b"]
+        seen[:] = passages
+        return scores_QxN, np.eye(6)[["abcdef".index(text) for _, text in passages]]
+
+    of_all = (1 + 1 / 2) / (1 + 1 / np.log2(3))  # a is the first, b the second, c the third
+    for n_passages, n_seen, ndcg in ((0, 6, of_all), (2, 3, 1), (5, 5, None)):
+        found = open_search(tmp_path, "dev", n_passages)(encode)
+        assert {("Ta", "a"), ("Tc", "c"), ("Td", "d")} <= {*seen}
+        assert len(seen) == n_seen
+        if ndcg is not None:  # d is the third of the other query: a, c, d
+            assert found["ndcg_at_10"] == pytest.approx((ndcg + 1 / 2) / 2)
 
 
 def test_judgments_without_a_relevant_passage_are_refused(data):

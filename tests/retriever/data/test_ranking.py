@@ -188,11 +188,11 @@ def test_a_query_without_result_counts_zero(caplog):
 def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
     qrels = {"q1": {"d1": 1}, "q2": {"d2": 1}}
     run = {query: {"x": 3.0, **grades} for query, grades in qrels.items()}
-    evaluate_run(qrels, run, ["MRR@2", "Success@1"])
+    evaluate_run(qrels, run, ["MRR@2", "Success@1"], name="mine")
     warning = (
         "is 0 for each of the 2 judged queries; do the run and the judgments use the same ids?"
     )
-    assert caplog.messages == [f"the run: Success@1 {warning}"]
+    assert caplog.messages == [f"mine: Success@1 {warning}"]
     caplog.clear()
     evaluate_run(qrels, {query: {"x": 2.0, "y": 1.0} for query in qrels}, ["MRR@2", "Success@1"])
     assert caplog.messages == [f"the run: MRR@2, Success@1 {warning}"]
@@ -218,11 +218,11 @@ def test_what_cannot_be_evaluated():
     with pytest.raises(
         UserError,
         match=whole(
-            "the run has no result for any of the 1 judged queries: its ids look like "
+            "mine has no result for any of the 1 judged queries: its ids look like "
             "r, theirs like q; is this the right split?"
         ),
     ):
-        evaluate_run({"q": {"a": 1}}, {"r": {"a": 1.0}})
+        evaluate_run({"q": {"a": 1}}, {"r": {"a": 1.0}}, name="mine")
 
 
 @pytest.mark.parametrize(
@@ -276,9 +276,9 @@ def test_identical_ids_are_left_out_by_the_rule_of_beir(caplog):
 
 
 def test_a_line_says_that_ids_are_identical(caplog):
-    evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"])
+    evaluate_run(ANSWERS, OF_PASSAGES, ["MRR@2"], name="mine")
     (record,) = caplog.records
-    assert record.getMessage().startswith("3 of 4 queries of the run have a result with")
+    assert record.getMessage().startswith("3 of 4 queries of mine have a result with")
     caplog.clear()
     evaluate_run({"q": {"w": 1}}, OF_PASSAGES, ["MRR@2"])
     assert not caplog.records

@@ -15,6 +15,7 @@ from cocondenser_jax.retriever.data.significance import (
     correct,
     detectable_difference,
     format_p,
+    swap,
 )
 from tests.lines import whole
 
@@ -77,7 +78,10 @@ def test_many_queries_against_drawn_assignments(effect):
     assert compare(metrics(values_Q), metrics(others_Q))["MRR@10"] == row
     exchanged = compare(metrics(others_Q), metrics(values_Q))["MRR@10"]
     assert exchanged["randomization_p"] == pytest.approx(row["randomization_p"], abs=0.02)
-    assert exchanged["difference"] == -row["difference"]
+    exchanged["randomization_p"] = row["randomization_p"]  # of other draws
+    swapped = swap(row)
+    assert swapped.pop("interval") == pytest.approx(exchanged.pop("interval"), abs=1e-12)
+    assert swapped == exchanged
 
 
 @pytest.mark.parametrize("differences", [[0.5, -0.25, 0.125, 1.0], [0.0, 0.0, 1.0, 0.0, 0.5]])

@@ -224,6 +224,10 @@ def test_the_largest_grades(tmp_path):
                 "or TREC's 4, found 2"
             ),
         ),
+        (
+            b"query-id\tcorpus-id\tscore\n\nq1\td1\t1\n \nq1\td2\tgood\n",
+            "TMP/qrels.tsv:5: the score must be an integer, not 'good'",
+        ),  # empty lines count
         (b"q1\td\xff\t1\n", "TMP/qrels.tsv:1: not UTF-8"),
         (b"query-id\tcorpus-id\tscore\n", "TMP/qrels.tsv holds no judgments"),
         (

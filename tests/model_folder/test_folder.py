@@ -82,8 +82,9 @@ def test_shards_are_those_that_the_index_names(model_folder, tmp_path, as_bin):
 
 def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
     folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
-    names = ["2_Dense/model.safetensors", "adapter_model.safetensors", "config.json", "merges.txt"]
-    names += ["spiece.model", "vocab.json", "vocab.txt"]
+    names = ["2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "adapter_model.safetensors"]
+    names += ["config.json", "merges.txt", "o200k.tiktoken", "spiece.model", "tokenizer.json"]
+    names += ["vocab.json", "vocab.txt"]
     for name in [*names, "README.md", "model.onnx"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -95,7 +96,7 @@ def test_vectors_depend_on_modules_adapters_and_what_links_lead_to(tmp_path):
     weights = tmp_path / "weights.bin"
     weights.touch()
     found = files_of_vectors(folder / "vocab.txt", [elsewhere, weights])
-    assert found == [elsewhere / "model.safetensors", weights]
+    assert found == [elsewhere / "model.safetensors", elsewhere / "pytorch_model.bin", weights]
 
 
 def test_a_module_that_moves_is_another_model_and_a_folder_that_moves_is_not(tmp_path):

@@ -67,9 +67,11 @@ def test_a_folder_comes_before_a_model_of_that_name(publish, model_folder, tmp_p
 
 def test_what_is_downloaded_of_a_model(monkeypatch, tmp_path):
     """Of files as two towers and as sentence-transformers have them, in both formats of weights."""
-    weights = [f"{place}model.safetensors" for place in ("", "query_0_Transformer/")]
+    names = "model.safetensors", "model-00001-of-00002.safetensors"
+    weights = [f"{place}{name}" for place in ("", "query_0_Transformer/") for name in names]
     others = ["config.json", "query_0_Transformer/config.json", "2_Dense/model.safetensors"]
     others += ["vocab.txt", "1_Pooling/config.json", "sentencepiece.bpe.model", "o200k.tiktoken"]
+    others += ["merges.txt", "condenser_head.safetensors", "model.pt"]
     left = ["pytorch_model.bin", "onnx/model.onnx", "README.md", "checkpoint-7/model.safetensors"]
 
     def download(name, allow_patterns):
@@ -90,7 +92,8 @@ def test_what_is_downloaded_of_a_model(monkeypatch, tmp_path):
     assert found("two") == {*weights, *others}
     weights.clear()
     others.remove("2_Dense/model.safetensors")
-    assert found("old") == {*others, "pytorch_model.bin"}
+    left.append("query_0_Transformer/pytorch_model-00001-of-00002.bin")
+    assert found("old") == {*others, left[0], left[-1]}
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "no-such-model"])

@@ -7,36 +7,39 @@ from cocondenser_jax.representation import NOTHING_GIVEN, Given
 
 TO_SEARCH = "Represent this sentence for searching relevant passages: "
 OF_E5 = {"query": "query: ", "document": "passage: "}
+OF_CHINESE_BGE = "为这个句子生成表示以用于检索相关文章："
+SIZES = ("small", "base", "large")
 
 
 @pytest.mark.parametrize(
     ("name", "prompts", "scale"),
     [
         *(
-            (f"intfloat/e5-{size}{version}", OF_E5, 100)
-            for size in ("small", "large")
-            for version in ("", "-v2")
+            (f"intfloat/{kind}-{size}{version}", OF_E5, 100)
+            for size in SIZES
+            for kind, version in (("e5", ""), ("e5", "-v2"), ("multilingual-e5", ""))
         ),
-        ("intfloat/multilingual-e5-small", OF_E5, 100),
-        ("intfloat/multilingual-e5-base", OF_E5, 100),
-        ("intfloat/e5-base-v2", OF_E5, 100),
-        ("BAAI/bge-small-en-v1.5", {"query": TO_SEARCH}, 0),
-        ("BAAI/bge-base-en", {"query": TO_SEARCH}, 0),
-        ("BAAI/bge-large-zh", {"query": "为这个句子生成表示以用于检索相关文章："}, 0),
-        (
-            "nomic-ai/nomic-embed-text-v1.5",
-            {"query": "search_query: ", "document": "search_document: "},
-            0,
+        *(
+            (f"BAAI/bge-{size}-{language}{version}", {"query": prompt}, 0)
+            for size in SIZES
+            for language, prompt in (("en", TO_SEARCH), ("zh", OF_CHINESE_BGE))
+            for version in ("", "-v1.5")
         ),
-        (
-            "nomic-ai/modernbert-embed-base",
-            {"query": "search_query: ", "document": "search_document: "},
-            0,
+        *(
+            (f"nomic-ai/{name}", {"query": "search_query: ", "document": "search_document: "}, 0)
+            for name in (
+                *("nomic-embed-text-v1", "nomic-embed-text-v1.5", "nomic-embed-text-v2-moe"),
+                "modernbert-embed-base",
+            )
         ),
-        ("Snowflake/snowflake-arctic-embed-m-v1.5", {"query": TO_SEARCH}, 0),
-        ("Snowflake/snowflake-arctic-embed-xs", {"query": TO_SEARCH}, 0),
+        *(
+            (f"Snowflake/snowflake-arctic-embed-{size}", {"query": TO_SEARCH}, 0)
+            for size in ("xs", "s", "m", "m-long", "m-v1.5", "l")
+        ),
+        ("Snowflake/snowflake-arctic-embed-m-v2.0", {"query": "query: "}, 0),
         ("Snowflake/snowflake-arctic-embed-l-v2.0", {"query": "query: "}, 0),
         ("mixedbread-ai/mxbai-embed-large-v1", {"query": TO_SEARCH}, 0),
+        ("MongoDB/mdbr-leaf-ir", {"query": TO_SEARCH}, 0),
         ("MongoDB/mdbr-leaf-mt", {"query": TO_SEARCH}, 0),
     ],
 )
@@ -56,6 +59,7 @@ def test_prompts_and_scale_by_name(name, prompts, scale):
     [
         ("facebook/contriever", "mean"),
         ("facebook/contriever-msmarco", "mean"),
+        ("facebook/mcontriever", "mean"),
         ("facebook/mcontriever-msmarco", "mean"),
         ("Luyu/condenser", "cls"),
         ("Luyu/co-condenser-marco", "cls"),
@@ -65,6 +69,8 @@ def test_prompts_and_scale_by_name(name, prompts, scale):
         ("caskcsg/cotmae_base_msmarco_retriever", "cls"),
         ("Shitao/RetroMAE", "cls"),
         ("Shitao/RetroMAE_BEIR", "cls"),
+        ("Shitao/RetroMAE_MSMARCO", "cls"),
+        ("Shitao/RetroMAE_WIKI", "cls"),
         ("Shitao/RetroMAE_MSMARCO_finetune", "cls"),
         ("Shitao/RetroMAE_MSMARCO_distill", "cls"),
     ],

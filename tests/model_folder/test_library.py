@@ -35,13 +35,15 @@ def open_cross_encoder(folder):
     return load_cross_encoder(open_network(folder))
 
 
-@pytest.fixture(params=["bi-encoder", "cross-encoder"])
+def open_with_new_head(folder):
+    return load_cross_encoder(open_network(folder), head_seed=1)
+
+
+@pytest.fixture(params=[load_retriever, open_cross_encoder, open_with_new_head])
 def of_kind(request, model_folder, cross_encoder_folder, tmp_path):
     """A copy of a folder, and what loads it."""
-    is_pair = request.param == "cross-encoder"
-    source = cross_encoder_folder if is_pair else model_folder
-    load = open_cross_encoder if is_pair else load_retriever
-    return shutil.copytree(source, tmp_path / "model"), load
+    source = cross_encoder_folder if request.param is open_cross_encoder else model_folder
+    return shutil.copytree(source, tmp_path / "model"), request.param
 
 
 def test_remote_code_is_named_before_anything_is_loaded(of_kind):
@@ -49,8 +51,13 @@ def test_remote_code_is_named_before_anything_is_loaded(of_kind):
     code = {"AutoModel": "modeling.New"}
     change(folder / "config.json", auto_map=code)
     load(folder)  # by the class of transformers
-    change(folder / "config.json", model_type="new")
     said = f"{folder} needs code of its own (auto_map in its config.json), which is never run"
+    for model_type in ("new", None):
+        change(folder / "config.json", model_type=model_type)
+        assert refusal(load, folder) == said
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
     assert refusal(load, folder) == said
 
 
@@ -82,6 +89,8 @@ def test_relative_positions_of_older_releases_are_refused(of_kind):
     change(folder / "config.json", position_embedding_type="relative_key")
     said = "position_embedding_type is 'relative_key'; only 'absolute' is supported"
     assert refusal(load, folder) == f"{folder}/config.json: {said}"
+    change(folder / "config.json", model_type="esm")  # whose positions transformers does read
+    require_loadable(open_network(folder))
 
 
 def test_more_layers_than_any_network_has_are_refused_before_they_are_made(of_kind):

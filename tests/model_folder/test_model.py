@@ -1,6 +1,7 @@
 """A model that is opened: its files, each read once, and what other programs read of them."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Router
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.configs import default
@@ -111,14 +113,23 @@ def test_codes_in_the_place_of_weights_are_not_trained(labse, texts, tmp_path, c
     said = r"the weights are quantized \(bitsandbytes\), which cannot be trained: expected the un"
     with pytest.raises(UserError, match=said):
         load_folder(labse, n_head_layers=0, init_head_seed=0)
-    words = [f"--workdir={tmp_path}/run", f"--config.model.folder={labse}"]
-    words += [f"--config.data.folder={texts}", "--config.data.split=test"]
-    for config, more in (
-        ("finetune", ["--config.data.negatives_per_query=0"]),
-        ("cross_encoder", [f"--config.data.negatives_run={texts}/qrels/test.tsv"]),
+    words = [f"--workdir={tmp_path}/run", f"--config.data.folder={texts}"]
+    words += ["--config.data.split=test"]
+    one = write_folder(MINILM, tmp_path / "one")
+    towers = [[*SentenceTransformer(str(one))] for _ in range(2)]
+    router = Router.for_query_document(*towers)
+    SentenceTransformer(modules=[router]).save_pretrained(str(tmp_path / "two"))
+    second = tmp_path / "two" / "query_0_Transformer"
+    change(second / "config.json", quantization_config={"quant_method": "bitsandbytes"})
+    for model, network, config, more in (
+        (labse, labse, "finetune", ["--config.data.negatives_per_query=0"]),
+        (tmp_path / "two", second, "finetune", ["--config.data.negatives_per_query=0"]),
+        (labse, labse, "cross_encoder", [f"--config.data.negatives_run={texts}/qrels/test.tsv"]),
     ):
-        assert main(["finetune", f"--config=configs/{config}.py", *words, *more]) == 2
-        assert "the weights are quantized" in capsys.readouterr().err
+        command = ["finetune", f"--config=configs/{config}.py", f"--config.model.folder={model}"]
+        assert main([*command, *words, *more]) == 2
+        said = f"{network}/config.json: quantization_config says that the weights are quantized"
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("origin", [None, "intfloat/e5-small-v2"])
@@ -204,6 +215,16 @@ def test_a_plain_folder_is_pooled_as_its_name_on_the_hub_says(model_folder, capl
         cosine = open_model(name, Given(similarity="cosine")).representation
         assert (cosine.pooling, cosine.similarity) == (vectors[0], "cosine")
         caplog.clear()
+
+
+def test_a_name_that_is_known_for_its_prompts_says_nothing_of_pooling(
+    model_folder, tmp_path, caplog, monkeypatch
+):
+    folder = shutil.copytree(model_folder, tmp_path / "0123abc")
+    monkeypatch.setattr(model_module, "find_folder", lambda name: folder)
+    open_model("intfloat/e5-small-v2", Given(query_prompt="", passage_prompt=""))
+    (line,) = lines(caplog)
+    assert "similarity cosine are assumed, as in sentence-transformers; --pooling" in line
 
 
 def test_a_cross_encoder_is_no_bi_encoder_unless_that_is_said(cross_encoder_folder):

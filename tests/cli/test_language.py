@@ -84,6 +84,9 @@ def test_hybrid_search_in_a_language(german, model_folder, tmp_path, capsys, cap
         said = f"{embeddings}/bm25 was made with --language=german, not english: {again}"
         assert refusal(capsys) == said
 
+    assert main([*search, "--hybrid=rrf", "--language=de"]) == 2
+    assert "language 'de': expected one of arabic" in capsys.readouterr().err
+
     shutil.rmtree(embeddings / "bm25")
     caplog.clear()
     assert main([*retrieve, "--hybrid=rrf"]) == 0  # in English

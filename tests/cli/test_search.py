@@ -118,7 +118,10 @@ def test_what_each_flag_of_encode_does(model_folder, beir, tmp_path, forward_siz
     # As a database loads them.
     files = sorted((tmp_path / "out").rglob("*.arrow"))
     shards_table = pyarrow.dataset.dataset(files, format="arrow").to_table()
-    for table in (shards_table, pyarrow.parquet.read_table(tmp_path / "new" / "vectors.parquet")):
+    parquet = pyarrow.parquet.ParquetFile(tmp_path / "new" / "vectors.parquet")
+    groups = [parquet.read_row_group(i) for i in range(parquet.num_row_groups)]
+    assert [*map(len, groups)] == [25, 25, 10]
+    for table in (shards_table, pyarrow.concat_tables(groups)):
         assert table.column_names == ["id", "title", "text", "vector"]
         assert table["id"].to_pylist() == [passage.id for passage in passages]
         np.testing.assert_array_equal(table["vector"].to_pylist(), vectors_NxD)

@@ -342,11 +342,16 @@ def test_a_worker_loads_the_model_once(tmp_path, model_folder, beir, in_this_pro
     load = models.load
     monkeypatch.setattr(models, "load", lambda *a, **k: loaded.append(1) or load(*a, **k))
     encode._load_encoder_once.cache_clear()
-    encode.encode_corpus(
+    manifest = encode.encode_corpus(
         Encoding(open_model(model_folder)), beir, tmp_path / "out", engine=Engine(tasks=3)
     )
     encode._load_encoder_once.cache_clear()
     assert len(loaded) == 1
+    # All that vectors depend on is compared when they are called for again: as it was given.
+    names = "model_sha256 representation backend dtype corpus_sha256 shard_size".split()
+    expected = {name: manifest.to_json()[name] for name in names}
+    expected |= {"tasks": 3, "max_length": None, "precision": "auto"}
+    assert json.loads((tmp_path / "out" / "tasks.json").read_text()) == expected
 
 
 def test_a_task_on_slurm_that_cannot_be_read_is_named(tmp_path, command, slurm, capsys):

@@ -363,6 +363,6 @@ def _encode(
                 for name, value in features.items()
             }
             vectors_BxD = model(batch, task="document")["sentence_embedding"]
-            vectors_NxD[rows_B] = vectors_BxD[:, : model.truncate_dim].float().cpu()
+            vectors_NxD[rows_B] = vectors_BxD.float().cpu()
             progress.update(len(rows_B))
     return vectors_NxD.numpy()

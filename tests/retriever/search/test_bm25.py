@@ -52,6 +52,7 @@ def passages():
 @pytest.mark.parametrize("compiled", [False, True])
 def test_scores_are_lucenes_formula(passages, monkeypatch, compiled):
     monkeypatch.setattr(bm25, "_WORTH_COMPILING", 0 if compiled else math.inf)
+    monkeypatch.setattr(bm25, "_QUERIES_AT_ONCE", 3)
     # The first query has no known word, which bm25s' compiled scorer alone would not survive.
     queries = {"none": "zzz of the", "q1": "apr bik apr", "q2": "kolm", "q3": "dur unknownword"}
     for k1, b in ((0.9, 0.4), (0.82, 0.68)):
@@ -64,6 +65,20 @@ def test_scores_are_lucenes_formula(passages, monkeypatch, compiled):
     assert len(run["q2"]) == sum(passage.title == "kolm" for passage in passages)
     top = bm25.bm25_run(passages, {"q1": "apr bik apr"}, 3, Bm25Settings(k1, b))
     assert list(top["q1"]) == list(run["q1"])[:3]
+
+
+def test_as_many_passages_as_asked_are_found_in_memory(passages, tmp_path):
+    records = [{"_id": p.id, "title": p.title, "text": p.text} for p in passages]
+    corpus = write_records(tmp_path / "corpus.jsonl", records)
+    by_id = {passage.id: passage for passage in passages}
+    for language in (None, "german"):
+        settings = Bm25Settings(language=language or "english")
+        run = bm25.bm25_run(passages, {"q": "apr bik"}, 20, settings)
+        index = bm25.index_corpus(corpus, language)
+        assert index.bm25.language == settings.language
+        for k in (3, 20):
+            best = [(score, by_id[name]) for name, score in run["q"].items()][:k]
+            assert bm25.find_passages(index, "apr bik", k) == best
 
 
 def test_stems_and_stop_words():

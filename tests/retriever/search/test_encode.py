@@ -210,10 +210,9 @@ def test_a_forward_pass_has_passages_of_about_as_many_tokens(model_folder, tmp_p
 def test_vectors_have_the_prompt_and_length_of_encode_document(
     model_folder, beir, prompts, default
 ):
-    model = models.load_retriever(model_folder)
+    model = models.load_retriever(model_folder, given=Given(dimensions=20))
     model.prompts = prompts
     model.default_prompt_name = default
-    model.truncate_dim = 20
     passages = list(read_corpus(beir))[:9]
     expected = model.encode_document([passage_text(passage) for passage in passages])
     made = encode._encode(model, passages, 4, encode.tqdm(disable=True))

@@ -63,5 +63,9 @@ def test_one_query_reads_blocks_that_stay_in_the_cache(monkeypatch):
         exact.nearest([vectors_NxD], np.ones((n_queries, 4), np.float32), 3)
         return sizes
 
-    assert sizes_read(1) == [1024, 1024, 1024, 1024, 904]
-    assert sizes_read(30) == [5000]
+    for n_queries in (1, 3):
+        assert sizes_read(n_queries) == [1024, 1024, 1024, 1024, 904]
+        assert faiss.cvar.distance_compute_blas_threshold > n_queries  # vector by vector
+    for n_queries in (4, 30):
+        assert sizes_read(n_queries) == [5000]
+        assert faiss.cvar.distance_compute_blas_threshold <= n_queries  # as matrices

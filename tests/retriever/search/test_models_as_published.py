@@ -57,16 +57,14 @@ def test_inner_products_leave_out_the_last_scaling_alone(as_published):
 
 @pytest.mark.parametrize("two_towers", [False, True])
 def test_what_is_given_is_what_the_library_is_told(as_published, tmp_path, two_towers):
-    folder = as_published({"prompts": {"query": "hgf: "}, "similarity_fn_name": "dot"})
-    prompts = {"query": "cab: ", "document": "abc "}
+    says = {"prompts": {"query": "hgf: ", "other": "fed "}, "default_prompt_name": "other"}
+    folder = as_published({**says, "similarity_fn_name": "dot"})
+    prompts = {"query": "cab: ", "document": "abc ", "other": "fed "}
     library = SentenceTransformer(
         str(folder), prompts=prompts, truncate_dim=8, similarity_fn_name="cosine"
     )
     library[1].pooling_mode = "cls"
     expected = library.similarity(library.encode_query(TEXTS), library.encode_document(TEXTS))
-    if two_towers:
-        models.load_retriever(folder, two_towers=True).save_pretrained(str(tmp_path / "two"))
-        folder = tmp_path / "two"
     given = Given(
         pooling="cls",
         similarity="cosine",
@@ -74,9 +72,16 @@ def test_what_is_given_is_what_the_library_is_told(as_published, tmp_path, two_t
         passage_prompt="abc ",
         dimensions=8,
     )
-    model = models.load_retriever(folder, given=given)
-    scores_QxP = model.encode_query(TEXTS) @ model.encode_document(TEXTS).T
-    np.testing.assert_allclose(scores_QxP, expected, rtol=1e-5, atol=1e-5)
+    loaded = [models.load_retriever(folder, given=given, two_towers=two_towers)]
+    if two_towers:
+        models.load_retriever(folder, two_towers=True).save_pretrained(str(tmp_path / "two"))
+        folder = tmp_path / "two"
+        loaded.append(models.load_retriever(folder, given=given))
+    for model in loaded:
+        scores_QxP = model.encode_query(TEXTS) @ model.encode_document(TEXTS).T
+        np.testing.assert_allclose(scores_QxP, expected, rtol=1e-5, atol=1e-5)
+        prompted = library.encode(TEXTS[0], normalize_embeddings=True)  # by the default prompt
+        np.testing.assert_allclose(model.encode(TEXTS[0]), prompted, atol=1e-5)
     without = models.load_retriever(folder, given=Given(query_prompt=""))
     np.testing.assert_array_equal(without.encode_query(TEXTS), without.encode_document(TEXTS))
 

@@ -128,6 +128,11 @@ def test_queries_are_searched_for_some_at_a_time(model_folder, beir, embeddings,
     monkeypatch.setattr(search, "_ENCODED_AT_ONCE", 3)
     run = search.search_run(index, queries)
     assert sizes == [7, 3, 3, 1]
+    for ignores in (False, True):  # results come before the last queries are searched for
+        results, _ = search._search(index, queries, 100, ignore_identical_ids=ignores)
+        sizes.clear()
+        assert next(iter(results))[0] == next(iter(queries))
+        assert sizes == [3]
     assert list(run) == list(queries)
     assert [list(found) for found in run.values()] == [list(found) for found in whole.values()]
 
@@ -135,9 +140,9 @@ def test_queries_are_searched_for_some_at_a_time(model_folder, beir, embeddings,
 @pytest.mark.parametrize(
     ("kind", "factory", "sizes"),
     [
-        (faiss.IndexPQ, "PQ8x4", [13, 13, 5]),  # every second of 25, 25 and 10: 30 are wanted
+        (faiss.IndexPQ, "PQ8x4", [9, 9, 4]),  # every third of 25, 25 and 10: 25 are wanted at most
         (faiss.IndexIVFPQ, "IVF12,PQ8x4", [25, 25, 10]),  # 5 for each list are wanted
-        (faiss.IndexIVFPQ, "IVF2,PQ8x4", [13, 13, 5]),
+        (faiss.IndexIVFPQ, "IVF2,PQ8x4", [9, 9, 4]),
     ],
 )
 def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
@@ -145,7 +150,7 @@ def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
 ):
     samples = []
     train = kind.train
-    monkeypatch.setattr(index_module, "_TRAINING_ROWS", 30)
+    monkeypatch.setattr(index_module, "_TRAINING_ROWS", 25)
     monkeypatch.setattr(index_module, "_ROWS_PER_LIST", 5)
     monkeypatch.setattr(kind, "train", lambda i, x: (samples.append(x), train(i, x)))
     build_index(embeddings, tmp_path / "index", factory)
@@ -154,6 +159,14 @@ def test_a_compressed_index_is_trained_on_a_sample_of_every_shard(
     (places,) = zip(*(np.flatnonzero((rows == x).all(1)) for x in sample), strict=True)
     assert len(set(places)) == len(places)
     assert [sum(low <= p < low + 25 for p in places) for low in (0, 25, 50)] == sizes
+
+
+def test_an_index_is_trained_on_as_many_vectors_as_faiss_uses():
+    """On fewer than the least per centroid, faiss warns; an 8-bit code has 256 centroids."""
+    of_faiss = faiss.ClusteringParameters()
+    assert 256 * of_faiss.max_points_per_centroid <= index_module._TRAINING_ROWS
+    limits = of_faiss.min_points_per_centroid, of_faiss.max_points_per_centroid
+    assert limits[0] <= index_module._ROWS_PER_LIST <= limits[1]
 
 
 def test_equal_scores_come_in_the_order_of_the_corpus(model_folder, tmp_path):
@@ -236,6 +249,13 @@ def test_what_turns_vectors_changes_no_score(
         assert list(run[query].values()) == pytest.approx(list(scores.values()), rel=1e-5)
 
 
+@pytest.mark.parametrize("factory", ["Flat", "OPQ32,PQ32", "HNSW32", "IVF1024,PQ32"])
+@pytest.mark.parametrize("has_unit_length", [True, False])
+def test_what_is_advised_is_an_index(factory, has_unit_length):
+    index = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
+    index_module._require_inner_products(index, factory, has_unit_length=has_unit_length)
+
+
 @pytest.mark.parametrize(
     ("factory", "why"),
     [
@@ -304,10 +324,11 @@ def test_depth_beyond_the_corpus_gives_the_corpus(model_folder, index):
         search.search_run(searcher, {"q": "abcde"}, depth=0)
     with pytest.raises(UserError, match=whole("0 passages to find: expected at least 1")):
         search.search_text(searcher, "abcde", k=0)
-    with pytest.raises(
-        UserError, match=whole("the query is empty or not UTF-8: expected some words")
-    ):
-        search.search_text(searcher, " \n")
+    for query in (" \n", "a \ud800"):
+        with pytest.raises(
+            UserError, match=whole("the query is empty or not UTF-8: expected some words")
+        ):
+            search.search_text(searcher, query)
 
 
 def test_missing_neighbors_are_left_out(model_folder, embeddings, tmp_path):

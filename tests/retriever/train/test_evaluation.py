@@ -192,6 +192,8 @@ def test_the_passages_of_a_run_are_ranked(model_folder, data, texts, dev_run):
     assert found == {"loss": pytest.approx(loss, rel=1e-5), "MRR@100": pytest.approx(mrr)}
     whole = make_search(model_folder, data, {})(model)
     assert whole["loss"] > found["loss"], "the collection is harder to rank"
+    rounded = make_search(model_folder, data, {"train.precision": "bfloat16"})(model)
+    assert whole["loss"] != rounded["loss"] == pytest.approx(whole["loss"], rel=0.02)
     (data / "unknown.trec").write_text("q1 Q0 nowhere 1 1.0 x\n")
     said = "…/unknown.trec names 1 passages that the data does not have: nowhere"
     with pytest.raises(UserError, match=lines.whole(said)):
@@ -222,7 +224,7 @@ def test_a_collapsed_model_ranks_nothing_first(model_folder, data, texts):
     assert search(Collapsed(0.0, 0.0))[f"MRR@{last}"] == pytest.approx(expected)
 
 
-def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data):
+def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data, tmp_path):
     evaluate = make_search(model_folder, data, {})
     with pytest.raises(UserError, match=f"first that of query {next(iter(QRELS))}: training has"):
         evaluate(Collapsed(np.nan, 0.0))
@@ -235,6 +237,10 @@ def test_a_model_that_has_diverged_is_not_evaluated(model_folder, data):
         ),
     ):
         evaluate(Collapsed(0.0, np.inf))
+    write_run(tmp_path / "dev.trec", {"q2": {"d7": 1.0}})
+    evaluate = make_search(model_folder, data, {"eval.run": str(tmp_path / "dev.trec")})
+    with pytest.raises(UserError, match="first that of passage d1: training has"):
+        evaluate(Collapsed(0.0, np.inf))  # of those that are ranked
 
 
 def evaluations(workdir, measure="eval_MRR@10"):
@@ -254,7 +260,8 @@ def trained(workdir):
 def whole(model_folder, data, tmp_path_factory):
     """A run that evaluates every second step, and what it returns."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    return workdir, finetune(make_config(model_folder, data, {}), workdir)
+    config = make_config(model_folder, data, {"checkpoint.every": 0})  # saved if it is the best
+    return workdir, finetune(config, workdir)
 
 
 @pytest.mark.effect("retriever eval.every", "retriever eval.split")
@@ -342,12 +349,17 @@ def test_a_run_resumes_with_the_same_judgments_and_run_only(
     model_folder, data, dev_run, tmp_path, monkeypatch
 ):
     folder = shutil.copytree(data, tmp_path / "data")
+    (folder / "queries.jsonl").unlink()
+    for split in ("train", "held-out"):
+        rows = "".join(f"{query}\t{text}\n" for query, text in read_queries(data).items())
+        (folder / f"queries.{split}.tsv").write_text(rows)
     config = make_config(model_folder, folder, {"eval.run": str(folder / dev_run[0].name)})
     monkeypatch.setattr(trainer, "run", kill)
     with pytest.raises(Killed):
         finetune(config, tmp_path / "run")
     for kind, name, line in (
         ("eval_judgments", "qrels/held-out.tsv", "q2\td3\t1\n"),
+        ("eval_queries", "queries.held-out.tsv", "q99\tanother\n"),
         ("eval_run", dev_run[0].name, "q11 Q0 d1 1 1.0 x\n"),
     ):
         before = (folder / name).read_text()

@@ -5,10 +5,11 @@ import json
 import logging
 import resource
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer, trainer_utils
+from transformers import AutoTokenizer, trainer_callback, trainer_utils
 
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.declare import to_config
@@ -327,6 +328,29 @@ def test_a_full_disk_ends_in_one_line(inputs, small_disk, tmp_path, share, every
     small_disk(resource.RLIM_INFINITY)
     assert not (tmp_path / "run" / "retriever").exists()
     assert finetune(config, tmp_path / "run")["steps"] == 3
+
+
+def test_what_is_logged_of_steps_and_evaluations(monkeypatch):
+    """The speed is that since the line before, or since the run was resumed."""
+    clock = iter([10.0, 12.0, 28.0])
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock))
+    logged = []
+    callback = trainer._MetricsCallback(lambda *line: logged.append(line))
+    args = SimpleNamespace(per_device_train_batch_size=8, metric_for_best_model="eval_MRR@10")
+    state = trainer_callback.TrainerState(global_step=4, max_steps=9)
+    callback.on_train_begin(args, state, None)
+    values = {"loss": 0.5, "learning_rate": 0.25, "grad_norm": 2.0}
+    for step in (5, 9):
+        state.global_step, state.epoch = step, step / 8
+        callback.on_log(args, state, None, values | {"total_flos": 1.0})
+    measured = {"eval_loss": 3.0, "eval_MRR@10": 0.125}
+    callback.on_log(args, state, None, measured | {"eval_runtime": 7.0})
+    callback.on_train_end(args, state, None)
+    assert logged == [
+        (5, {"epoch": 0.625, **values, "pairs_per_second": 8 / 2}),
+        (9, {"epoch": 1.125, **values, "pairs_per_second": 4 * 8 / 16}),
+        (9, measured),
+    ]
 
 
 def test_a_training_that_diverges_saves_no_model(inputs, tmp_path):

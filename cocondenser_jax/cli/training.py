@@ -82,15 +82,14 @@ def corpus(corpus, tokenizer, out, max_length, short_span_prob, json_out, **flag
             )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
-    if "://" not in str(out):
-        length = [] if max_length == _SMALL_LENGTH else [f"--config.data.length={max_length}"]
-        print_command(
-            "pretrain",
-            "--config=configs/small.py:condenser",
-            f"--config.data.store={out}",
-            *length,
-            "--workdir=runs/condenser",
-        )
+    length = [] if max_length == _SMALL_LENGTH else [f"--config.data.length={max_length}"]
+    print_command(
+        "pretrain",
+        "--config=configs/small.py:condenser",
+        f"--config.data.store={out}",
+        *length,
+        "--workdir=runs/condenser",
+    )
 
 
 @command(

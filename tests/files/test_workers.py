@@ -65,8 +65,11 @@ def test_three_workers_run_seven_tasks_and_no_task_twice(tmp_path, capsys):
     assert len(calls(tmp_path)) == 7
     (tmp_path / "task-5" / "text").unlink()
     (tmp_path / "task-5").rmdir()
+    capsys.readouterr()
     run(tmp_path, engine)
     assert [index for index, _ in calls(tmp_path)][7:] == [5]
+    assert " 6/7 " in (shown := capsys.readouterr().err)
+    assert " 7/7 " in shown
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -179,8 +182,9 @@ def test_a_worker_has_its_threads_and_gpu_and_ends_with_its_parent(monkeypatch):
     workers._start_worker(workers_end, 3, None)
     names = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     assert [os.environ[name] for name in names] == ["3", "7", "all"]
-    workers._start_worker(workers_end, 3, "GPU-5")
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-5"
+    monkeypatch.delenv("RAYON_NUM_THREADS")
+    workers._start_worker(workers_end, 4, "GPU-5")
+    assert [os.environ[name] for name in names] == ["3", "4", "GPU-5"]
     watch, started, *_ = watches
     assert started == "started"
     parents_end.close()
@@ -271,6 +275,48 @@ def test_on_ray_a_killed_worker_costs_its_task_and_a_failed_one_ends_all(run_on_
     assert (ray.n_updates, ray.cancelled) == (0, [2, 4])
     said = "--executor_options of ray: no option 'wrong'"
     assert run_on_ray(Engine(6, 3, "ray", {"wrong": 1}), said=said).begun == []
+
+
+def test_slurm_runs_what_is_missing_until_its_queue_is_empty(tmp_path, monkeypatch):
+    executors = pytest.importorskip("datatrove.executor")
+    made, updates = [], []
+    queue = [(0, b"7_3\n", b""), (1, b"", b"Socket timed out"), (1, b"", b"Invalid job id")]
+
+    def complete(index):
+        (tmp_path / "completions").mkdir(exist_ok=True)
+        (tmp_path / "completions" / f"{index}").touch()
+
+    def make_executor(**settings):
+        made.append(settings)
+        return SimpleNamespace(mark_rank_as_completed=complete, run=lambda: None, job_id=7)
+
+    def ask(command, **options):
+        assert command == ["squeue", "--noheader", "--jobs=7"]
+        complete({3: 1, 2: 3}.get(len(queue), 1))
+        returncode, stdout, stderr = queue.pop(0)
+        return SimpleNamespace(returncode=returncode, stdout=stdout, stderr=stderr)
+
+    def update(n):
+        updates.append(n)
+        bar.n += n
+
+    bar = SimpleNamespace(n=2, update=update)
+    monkeypatch.setattr(executors, "SlurmPipelineExecutor", make_executor)
+    monkeypatch.setattr(workers.subprocess, "run", ask)
+    monkeypatch.setattr(workers, "_POLL", 0)
+    work = workers.Work(make, 4, tmp_path, tmp_path, __version__)
+    workers._run_on_slurm(work, [1, 3], Engine(4, None, "slurm", {"time": "1:00:00"}), bar)
+    assert sorted(path.name for path in (tmp_path / "completions").iterdir()) == [*"0123"]
+    assert updates == [1, 1, 0]
+    ((settings, pipeline),) = [(each, each.pop("pipeline")) for each in made]
+    assert [(step.func, step.args) for step in pipeline] == [(workers._run_task_on_slurm, (work,))]
+    assert settings == {
+        "tasks": 4,
+        "workers": -1,  # all at once
+        "logging_dir": str(tmp_path),
+        "venv_path": f"{sys.prefix}/bin/activate",
+        "time": "1:00:00",
+    }
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: make cluster")

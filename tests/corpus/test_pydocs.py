@@ -65,7 +65,8 @@ def half_a_character():
     )
     (root / "a_broken.py").write_text(f"{TWO.format('Broken')}\ndef (")
     (root / "b_latin.py").write_bytes(b'"""Caf\xe9.\n\nMore.\n"""')
-    (root / "test_shelf.py").write_text(TWO.format("Test"))
+    for name in ("test_shelf", "shelf_test"):
+        (root / f"{name}.py").write_text(TWO.format("Test"))
     monkeypatch.syspath_prepend(tmp_path)
     return "inventory"
 

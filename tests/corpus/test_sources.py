@@ -65,7 +65,7 @@ def test_a_title_of_another_name_is_not_dropped_without_a_word(suffix, tmp_path,
     rows = {"id": ["7", "8"], "subject": ["a title", "b"], "text": ["some words", "more words"]}
     for title in ("subject", "title"):
         columns = {title if name == "subject" else name: value for name, value in rows.items()}
-        columns["created"] = ["2024", "2025"]
+        columns |= {"created": ["2024", "2025"], "url": ["http://x", "http://y"]}
         rows_of_file = [*zip(*columns.values(), strict=True)]
         if suffix == "jsonl":
             write_records(path, [dict(zip(columns, row, strict=True)) for row in rows_of_file])
@@ -256,12 +256,12 @@ PARQUET = {
 def test_each_row_group_of_parquet_is_a_piece(tmp_path):
     path = tmp_path / "aé.parquet"
     with path.open("wb") as file:
-        pq.write_table(pa.table(PARQUET), file, row_group_size=2)
+        pq.write_table(pa.table(PARQUET), file, row_group_size=1)
     # Numbers count from the start of the file.
     expected = [Document("7", "T\na"), Document("8", "b"), Document("3", "U\n")]
     assert list(read_documents(str(path))) == expected
     pieces = open_source(str(path))
-    assert [list(piece()) for piece in pieces] == [expected[:2], expected[2:]]
+    assert [list(piece()) for piece in pieces] == [[each] for each in expected]
     for name, record in (("b.jsonl", {"text": "c"}), ("c.jsonl", {"text": "d"})):
         write_records(tmp_path / name, [record])
     pq.write_table(pa.table({"text": ["x"], "spans": [["s", "t"]]}), tmp_path / "d.parquet")
@@ -323,6 +323,13 @@ def test_the_splits_of_a_folder_of_files(tmp_path):
     write_records(loose / "test.jsonl", [{"text": "e"}])
     assert list(read_documents(f"hf:{loose}")) == [Document("1", "c"), Document("2", "d")]
     assert list(read_documents(f"hf:{loose}::test")) == [Document("1", "e")]
+    configs = "".join(
+        f"\n- config_name: {name}\n  data_files: [{{split: {split}, path: {name}.jsonl}}]"
+        for name, split in (("train", "train"), ("test", "dev"))
+    )
+    (loose / "README.md").write_text(f"---\nconfigs:{configs}\n---\n")
+    assert list(read_documents(f"hf:{loose}:test:dev")) == [Document("1", "e")]
+    (loose / "README.md").unlink()
     with pytest.raises(
         UserError,
         match=whole("hf:TMP/loose é::nosuchsplit: …"),
@@ -430,6 +437,15 @@ def test_tensorflow_datasets_without_tensorflow(tmp_path, monkeypatch):
         match=whole("tfds:nosuchdataset: …nosuchdataset…"),
     ):
         list(read_documents("tfds:nosuchdataset"))
+    opened = []
+    monkeypatch.setattr(tfds, "data_source", lambda *of, split: opened.append((*of, split)) or [])
+    for name in ("lm1b:test", "wikipedia/20230601.en:1.0.0", "a/b:1.0.0:test"):
+        open_source(f"tfds:{name}")
+    assert opened == [
+        ("lm1b", "test"),
+        ("wikipedia/20230601.en:1.0.0", "train"),
+        ("a/b:1.0.0", "test"),
+    ]
 
 
 @pytest.mark.parametrize("paths", [[], ["a.csv", "b.csv", "c.csv"]])

@@ -381,6 +381,12 @@ def test_tasks_that_do_not_belong_together_do_not_open(
         with pytest.raises(UserError, match=f"differs from .*{difference}"):
             open_store(folder)
         shutil.rmtree(second)
+    shutil.copytree(in_tasks / second.name, second)
+    manifest = json.loads((second / "manifest.json").read_text()) | {"pieces": 10}
+    manifest["checksum"] = store_module.manifest_checksum(manifest)
+    (second / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"of-00003 in its pieces$"):
+        open_store(folder)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from cocondenser_jax.corpus.tokenizer import (
     load_tokenizer,
     save_tokenizer,
     span_tokenizer,
+    special_strings,
     train_tokenizer,
 )
 from cocondenser_jax.errors import UserError
@@ -61,6 +62,10 @@ def test_the_config_beside_the_vocabulary_decides(wordpiece_folder, tmp_path, ru
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({rule: False}))
     tokenizer = load_tokenizer(str(tmp_path))
     assert_same_ids(tokenizer, BertTokenizer.from_pretrained(tmp_path, **{rule: False}))
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    save_tokenizer(tokenizer, saved)
+    assert_same_ids(tokenizer, AutoTokenizer.from_pretrained(saved))
     assert tokenizer.backend.encode("".join(TEXTS)).ids != default
 
 
@@ -101,6 +106,19 @@ def test_another_entry_or_rule_changes_the_checksum(wordpiece_folder, tmp_path):
     assert len(checksums) == 3
 
 
+def test_another_merge_or_space_changes_the_checksum_and_is_saved(byte_level_folder, tmp_path):
+    state = json.loads(load_tokenizer(str(byte_level_folder)).backend.to_str())
+    checksums = {span_tokenizer(Tokenizer.from_str(json.dumps(state)), "as it was").sha256}
+    merges = state["model"]["merges"]
+    merges[-2:] = merges[:-3:-1]
+    checksums.add(span_tokenizer(Tokenizer.from_str(json.dumps(state)), "merged").sha256)
+    state["pre_tokenizer"]["add_prefix_space"] = True
+    tokenizer = span_tokenizer(Tokenizer.from_str(json.dumps(state)), "after a space")
+    assert len(checksums | {tokenizer.sha256}) == 3
+    save_tokenizer(tokenizer, tmp_path)
+    assert_same_ids(tokenizer, AutoTokenizer.from_pretrained(tmp_path))
+
+
 def test_an_error_in_the_last_bit_of_a_score_changes_no_checksum(unigrams):
     state = json.loads(unigrams.backend.to_str())
     pieces = state["model"]["vocab"]
@@ -134,8 +152,11 @@ def test_added_tokens_of_several_words_are_refused(wordpiece_folder, tmp_path):
     """The model in use reads them; words are tokenized one by one here."""
     library = AutoTokenizer.from_pretrained(wordpiece_folder)
     library.add_tokens(["riverstone", "   "])
+    library.add_tokens(["[EXTRA]"], special_tokens=True)
     library.save_pretrained(tmp_path)
-    load_tokenizer(str(tmp_path))
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EXTRA]"]
+    ids = library.convert_tokens_to_ids(special)
+    assert load_tokenizer(str(tmp_path)).special_ids == tuple(ids)
     library.add_tokens(["river stone"])
     library.save_pretrained(tmp_path)
     assert "river stone" in library.tokenize("a river stone")
@@ -148,6 +169,11 @@ def test_added_tokens_of_several_words_are_refused(wordpiece_folder, tmp_path):
         ),
     ):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_model_in_use_reads_special_tokens_in_a_text(composed_bytes):
+    """Not the other tokens that were added: runs of spaces here."""
+    assert special_strings(composed_bytes) == ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 
 
 def test_numbers_that_are_no_entry_stand_for_no_text(wordpiece_folder):
@@ -236,6 +262,7 @@ def test_a_vocabulary_is_cased_where_asked(paragraphs):
         UserError, match=whole("a vocabulary of 260 entries: roberta needs at least 261")
     ):
         train_tokenizer(paragraphs, 260, "roberta")
+    assert train_tokenizer(paragraphs, 261, "roberta").vocab_size == 261
     with pytest.raises(
         UserError, match=whole("the texts hold no words to learn a vocabulary from")
     ):

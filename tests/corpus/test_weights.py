@@ -86,6 +86,15 @@ def test_the_first_document_of_a_corpus_is_held_out_of_it_alone(mixed, monkeypat
                 "contains one twice"
             ),
         ),
+        (
+            (1, 1),
+            61,
+            (
+                "config.data.batch_size 61 takes 61 spans of 1*TMP/some,1*TMP/many into each "
+                "batch; expected 1 to 60, the number that is not held out, because no batch "
+                "contains one twice"
+            ),
+        ),
     ],
 )
 def test_a_corpus_that_is_too_small_for_its_weight_is_refused(mixed, weights, batch_size, said):
@@ -95,6 +104,17 @@ def test_a_corpus_that_is_too_small_for_its_weight_is_refused(mixed, weights, ba
         require_examples(both, spec, n_hosts=1)
     with pytest.raises(UserError, match=whole(said)):
         make_batch(both, spec, 0)
+
+
+def test_a_corpus_without_examples_is_refused(monkeypatch):
+    none = order._Pool(Path("a"), 1.0, np.array([0]), np.array([0]))
+    monkeypatch.setattr(order, "_pools", lambda *_: [none])
+    said = (
+        "config.data.batch_size 8 takes 8 documents of two spans of a into each batch; expected 1"
+        " to 0, the number that is not held out, because no batch contains one twice"
+    )
+    with pytest.raises(UserError, match=whole(said)):
+        require_examples(None, BatchSpec(seed=1, batch_size=8, length=30), n_hosts=1)
 
 
 @pytest.mark.parametrize(

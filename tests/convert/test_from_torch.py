@@ -135,6 +135,7 @@ def old_pytorch_file(folder):
     state[f"{backbone}.pooler.dense.weight"] = torch.ones(32, 32)
     state[f"{backbone}.embeddings.position_ids"] = torch.arange(24)[None]
     state["cls.seq_relationship.weight"] = torch.ones(2, 32)
+    state["classifier.weight"] = torch.ones(2, 32)
     torch.save(state, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
@@ -153,7 +154,9 @@ def test_the_shape_of_a_folder_is_read_without_its_weights(folder):
     (folder / "model.safetensors").unlink()
     assert read_shape(open_model(folder, plain=AS_IN_PAPERS)) == loaded
     head = torch.load(folder / "model.pt")
-    torch.save({k: v for k, v in head.items() if k.startswith("c_head.0.")}, folder / "model.pt")
+    kept = {k: v for k, v in head.items() if k.startswith("c_head.0.")}
+    kept["co_target"] = torch.arange(4)  # a buffer of the release's coCondenser
+    torch.save(kept, folder / "model.pt")
     assert read_shape(open_model(folder, plain=AS_IN_PAPERS)) == dataclasses.replace(
         loaded, n_head_layers=1
     )
@@ -228,6 +231,12 @@ def test_a_plain_encoder_lacks_the_mlm_projection(bert_folder, caplog):
     np.testing.assert_array_equal(params["mlm"]["norm"]["scale"], np.ones(32))
     drawn = to_tensors(init_params(config, 0), config)["cls.predictions.transform.dense.weight"]
     np.testing.assert_array_equal(params["mlm"]["dense"]["kernel"].T, drawn)
+    # One that is not trained is not worth a word.
+    caplog.clear()
+    (bert_folder / "model.pt").unlink()
+    load_folder(str(bert_folder), init_head_seed=0, trains_mlm=False)
+    said = f"{bert_folder} has no Condenser head: starting with a random one (seed 0)"
+    assert caplog.messages == [said]
 
 
 def test_missing_tensors_are_counted_and_named(bert_folder):
@@ -248,11 +257,18 @@ def test_misshapen_tensors_are_counted_and_named(bert_folder):
         load_folder(str(bert_folder))
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-def test_codes_that_no_setting_names_are_no_weights(bert_folder, file):
+@pytest.mark.parametrize(
+    ("file", "dtype"),
+    [
+        ("model.safetensors", torch.int8),
+        ("pytorch_model.bin", torch.uint8),
+        ("model.safetensors", torch.bool),
+    ],
+)
+def test_codes_that_no_setting_names_are_no_weights(bert_folder, file, dtype):
     """Some programs that quantize leave config.json as it was."""
     name = "bert.encoder.layer.1.intermediate.dense.weight"
-    rewrite(bert_folder, lambda state: state | {name: (127 * state[name]).to(torch.int8)})
+    rewrite(bert_folder, lambda state: state | {name: (127 * state[name]).to(dtype)})
     if file.endswith("bin"):
         state = load_file(bert_folder / "model.safetensors")
         torch.save(state, bert_folder / file)

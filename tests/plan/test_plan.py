@@ -1,5 +1,6 @@
 """Plans: the real step, compiled for a TPU v3-8 that is not here."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.flops import encode_flops, forward_flops
@@ -226,7 +228,7 @@ def asked(monkeypatch):
 
     def compile_step(*arguments):
         steps.append(arguments)
-        return SimpleNamespace(memory_analysis=lambda: analysis)
+        return SimpleNamespace(memory_analysis=lambda: analysis, as_text=lambda: STEP)
 
     monkeypatch.setattr(module, "find_machine", lambda name: machine)
     monkeypatch.setattr(module, "compile_step", compile_step)
@@ -249,6 +251,48 @@ def test_what_is_planned_is_compiled(config, asked, monkeypatch, kept_chunks, pa
     assert (len(devices), options) == (8, {"an": "option"})
     ((*layout, _),) = laid_out
     assert layout == [model, loss, 14]
+    work = step_work(model, loss, spec, 4, 0)
+    flops = (planned["model GFLOP per span"], planned["computed GFLOP per span, with repetitions"])
+    assert flops == (work.model_flops / 1e9, work.computed_flops / 1e9)
+    size = f"bert, {model.num_hidden_layers} layers of {model.hidden_size}"
+    assert (planned["topology"], planned["network"]) == ("v3-8", f"{size}, and 1 of a head")
+    assert module._network(dataclasses.replace(model, n_head_layers=0)) == size
+
+
+@pytest.mark.parametrize(("gpu_memory", "available"), [(8.0, 8.0), (None, 16)])
+def test_a_plan_for_gpus_also_says_what_jax_takes_and_launches(
+    config, asked, monkeypatch, gpu_memory, available
+):
+    machine = module.find_machine("")._replace(gpu_memory=gpu_memory)
+    monkeypatch.setattr(module, "find_machine", lambda name: machine)
+    fitted = []
+    monkeypatch.setattr(module, "fit_chunks", lambda *given: fitted.append(given) or given[0])
+    model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
+    spec = BatchSpec(seed=0, batch_size=16, length=16)
+    planned = plan_step(model, step_of(config, 6), spec, "h100-8")
+    assert [given[1:4] for given in fitted] == [(spec, 4, available * GIB)]
+    expected = {
+        "fits": "no: 8.50 GiB, and JAX takes 8.00 (XLA_CLIENT_MEM_FRACTION)",
+        "memory that JAX takes of it (GiB)": 8.0,
+        "largest chunk size, by proportion": 1,  # of 2, which take 2 GiB beside 6.5
+        **count_launches(STEP),
+    }
+    others = dict.fromkeys(expected) | {"fits": "yes"}
+    assert {each: planned.get(each) for each in expected} == (expected if gpu_memory else others)
+
+
+def test_what_does_not_fit_is_planned_with_small_chunks(config, asked, monkeypatch):
+    def compile_step(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory.\nMore of it.")
+
+    monkeypatch.setattr(module, "compile_step", compile_step)
+    model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
+    settings = step_of(config, 6)
+    loss = settings.loss._replace(chunk_size=AUTO, kept_chunks=AUTO)
+    spec = BatchSpec(seed=0, batch_size=512, length=14)
+    planned = plan_step(model, settings._replace(loss=loss), spec, "v3-8")
+    assert planned["fits"] == "no: Ran out of memory."
+    assert [planned[each] for each in ("chunk size", "kept chunks", "passes")] == [64, 0, 2]
 
 
 def test_memory_is_told_by_kind_and_adds_up(config, asked):

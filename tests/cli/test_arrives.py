@@ -318,6 +318,10 @@ ARRIVES = {
             "write_json.path": "j",
             "write_json.value": "encode_corpus(Encoding).to_json()",
         },
+        "--json_out=j with --task=0/2": {
+            "write_json.path": "j",
+            "write_json.value": "encode_corpus(Encoding).to_json()",
+        },
     },
     "index": {
         "--embeddings=e": {

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from scipy import stats
 
 from cocondenser_jax.cli import main
 from tests.lines import refusal, whole
@@ -70,15 +71,17 @@ def test_two_runs_are_compared(folder, capsys):
     command = "evaluate --run=run.trec --compare_with=other.trec --qrels=qrels.tsv"
     assert main([*command.split(), "--metric=MRR@10,Recall@1", "--json_out=f"]) == 0
     header, *rows = printed(capsys)
-    assert header[:2] == ["run", "other"]
+    names = "run other difference 95 % p (t-test) p (randomization) better worse equal"
+    assert " ".join(header) == names
     # Differences of MRR@10: -1/2, 0, 1/2 - 1/3, 0.
     assert [row[:4] for row in rows] == [
         ["MRR@10", "0.5000", "0.5833", "-0.0833"],
         ["Recall@1", "0.2500", "0.5000", "-0.2500"],
     ]
-    assert header[3:5] == ["95", "%"]
     assert rows[0][4:7] == ["-0.3750", "to", "+0.1250"]
     assert [row[9:] for row in rows] == [["1", "1", "2"], ["0", "1", "3"]]
+    p = stats.ttest_1samp([-1 / 2, 0, 1 / 2 - 1 / 3, 0], 0).pvalue
+    assert rows[0][7] == f"{p:.3g}"
     assert rows[0][8] == rows[1][8] == "1"
     result = json.loads((folder / "f").read_text())
     assert result["mean"]["Recall@1"] == 0.25

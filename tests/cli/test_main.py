@@ -1,5 +1,6 @@
 """How a command ends when its surroundings fail: one line, and nothing half-made."""
 
+import errno
 import gc
 import os
 import signal
@@ -141,8 +142,9 @@ def test_a_signal_leaves_nothing_half_made(
     except SystemExit as end:
         status = end.code
     finally:
-        signal.signal(number, before)
+        left = signal.signal(number, before)
     assert status == 128 + number
+    assert left == handlers[number == signal.SIGINT]  # a second signal ends the process
     assert not any((tmp_path / "stores").iterdir())
 
 
@@ -173,13 +175,19 @@ def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost(monkeypatch
     assert "ignored" not in capsys.readouterr().err
 
 
-def test_what_may_not_be_read_is_one_line(monkeypatch, capsys):
+def test_what_a_user_can_change_about_a_file_is_one_line(monkeypatch, capsys):
     def refuse(*arguments, **options):
-        raise PermissionError(13, "Permission denied", "stores/wiki")
+        raise OSError(number, os.strerror(number), "stores/wiki")
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    assert main(["verify", "--store=stores/wiki"]) == 2
-    assert capsys.readouterr().err.endswith("Permission denied: 'stores/wiki'\n")
+    for name in "EACCES EPERM EROFS ENAMETOOLONG EMFILE ENOSPC EDQUOT EFBIG".split():
+        number = getattr(errno, name)
+        assert main(["verify", "--store=stores/wiki"]) == 2
+        said = f"cocondenser: [Errno {number}] {os.strerror(number)}: 'stores/wiki'\n"
+        assert capsys.readouterr().err == said
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        main(["verify", "--store=stores/wiki"])
 
 
 def test_the_first_words_on_a_new_machine_are_not_those_of_a_library(capsys):

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 import transformers
 
-from cocondenser_jax.cli import main
+from cocondenser_jax.cli import main, retrieval
 from cocondenser_jax.retriever.data.folder import read_corpus, read_split
 from cocondenser_jax.retriever.data.trec import read_run
 from cocondenser_jax.retriever.search.bm25 import Bm25Settings, bm25_run
@@ -234,6 +235,15 @@ def test_queries_are_answered_line_by_line(
     assert printed.count("query: ") == (5 if kind is Terminal else 0)
     answers = json.loads((encoded / "answers.json").read_text())
     assert [(a["query"], len(a["hits"])) for a in answers] == [("abcde fgh", 2), ("hgfed", 2)]
+
+
+def test_the_time_of_a_typed_query_is_told_in_milliseconds(beir, capsys, monkeypatch):
+    clock = iter((1.0, 1.5, 3.0, 3.25))
+    monkeypatch.setattr(retrieval, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("sys.stdin", io.StringIO("abcde\nfgh"))
+    assert main(["search", f"--corpus={beir}", "--depth=1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if " ms" in line] == ["  bm25 500.0 ms", "  bm25 250.0 ms"]
 
 
 def test_queries_in_another_encoding_are_refused(beir, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """Search in embeddings and an index on an object store."""
 
 import shutil
+from pathlib import Path
 
 from cocondenser_jax.cli import main
 
@@ -15,6 +16,13 @@ def test_embeddings_and_index_on_an_object_store(model_folder, beir, tmp_path, c
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         assert main(["index", f"--embeddings={place}/vectors", f"--out={place}/index"]) == 0
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        shown = Path(place)  # of a URL with one slash less
+        assert capsys.readouterr().out.splitlines() == [
+            f"{shown}/vectors: 60 passages, 32 dimensions, pooling=mean",
+            f"next: cocondenser search --embeddings={shown}/vectors --model={model_folder}",
+            f"{shown}/index: 60 passages, 32 dimensions, Flat",
+            f"next: cocondenser search --index={shown}/index --model={model_folder}",
+        ]
         for kind in ("embeddings", "index"):
             folder = {"embeddings": "vectors", "index": "index"}[kind]
             capsys.readouterr()

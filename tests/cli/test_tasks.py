@@ -75,6 +75,9 @@ def test_a_corpus_in_seven_tasks_by_three_workers(tmp_path, command, capsys):
     ):
         assert main(instead(in_tasks, [flag])) == 2
         assert message in capsys.readouterr().err
+    tokenizer = command[2].removeprefix("--tokenizer=")
+    same = shutil.copytree(tokenizer, tmp_path / "the same")
+    assert main(instead(in_tasks, [f"--tokenizer={same}"])) == 0
 
 
 def test_a_place_with_something_else_is_left_alone(tmp_path, command, capsys):
@@ -149,6 +152,9 @@ def test_a_corpus_that_changes_is_made_again_from_there_on(
     found = contents(open_store(tmp_path / "many"))
     assert found == contents(open_store(tmp_path / "one"))
     assert sorted({name.split(":")[-1] for name in found[0]}) == [f"d{i}" for i in range(9)]
+    caplog.clear()
+    assert main(command) == 0
+    assert not caplog.messages  # nothing has changed since
 
 
 def test_a_task_that_cannot_be_read_is_named(tmp_path, command, capsys):

@@ -26,7 +26,7 @@ def test_passages_cannot_control_the_terminal(model_folder, tmp_path, capsys):
 def test_log_messages_cannot_control_the_terminal(tmp_path):
     program = (
         "import logging; from cocondenser_jax.cli import main; main([]);"
-        " logging.warning('a\\n%s', '\\x1b[2J')"
+        " logging.warning('a\\n%s', '\\x1b[2J\\x0b')"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.stderr.endswith("a\n\\x1b[2J\n")
+    assert ended.stderr.endswith("a\n\\x1b[2J\\x0b\n")

@@ -183,6 +183,28 @@ def test_libtpu_is_prepared_before_it_compiles_a_step(
     assert happened == ["prepares", "begins"]
 
 
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("report --run_dir=run --out=made", ["retriever.compare.report.write_run_report"]),
+        (
+            "convert --run_dir=run --out=made",
+            ["files.runs.require_run_folder", "pretrain.export.export_run"],
+        ),
+        (
+            "resolve --model=model --out=made",
+            ["model_folder.model.open_model", "convert.resolve.resolve_model"],
+        ),
+    ],
+)
+def test_what_was_made_is_named(command, parts, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for part in parts:
+        monkeypatch.setattr(f"cocondenser_jax.{part}", lambda *_, **options: None)
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "made"
+
+
 def test_the_quickstart_leaves_the_libraries_out_of_garbage_collection(monkeypatch, tmp_path):
     happened = []
 

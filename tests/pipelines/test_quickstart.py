@@ -360,8 +360,11 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     for name in ("build_store", "pretrain_model", "finetune", "encode_corpus"):
         monkeypatch.setattr(module, name, pytest.fail)
     monkeypatch.setattr(comparison, "write_bm25_run", pytest.fail)
-    announced = []
+    announced, texts = [], []
     monkeypatch.setattr(module, "_announce", lambda workdir, step: announced.append(step))
+    measure = module.measure_all
+    note = lambda *given: texts.extend(given[2](set())) or measure(*given)  # noqa: E731
+    monkeypatch.setattr(module, "measure_all", note)
     # As a kill between these two would leave it, but for the index.
     (finished.workdir / "test.trec").unlink()
     retriever = finished.workdir / "retriever"
@@ -371,6 +374,8 @@ def test_called_again_it_trains_nothing(finished, monkeypatch):
     for old, new in zip(finished.rows, again, strict=True):
         assert old.record() | {"seconds": 0.0} == new.record() | {"seconds": 0.0}
     assert announced == [*module.STEPS]
+    passages = lines(finished.workdir / "data" / "corpus.jsonl")
+    assert texts == [(each["_id"], each["text"]) for each in passages]
 
 
 def test_passages_are_encoded_in_float32_on_every_machine(finished, tmp_path, monkeypatch):

@@ -193,7 +193,8 @@ def test_the_result_is_a_folder_for_sentence_transformers(config, tmp_path, monk
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_path):
-    change_settings(config, {"train.epochs": 2, "data.batch_size": 6, "checkpoint.every": 3})
+    # Of 24 rows, three are left of an epoch.
+    change_settings(config, {"train.epochs": 2, "data.batch_size": 7, "checkpoint.every": 2})
     finetune(config, tmp_path / "whole")
 
     step_end = trainer._MetricsCallback.on_step_end
@@ -216,10 +217,10 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_
         raising=False,
     )
     finetune(config, tmp_path / "halves")
-    assert len(steps) == 8 - 3
+    assert len(steps) == 6 - 4
 
     whole, halves = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "halves")
-    assert [m["step"] for m in halves] == list(range(1, 9))
+    assert [m["step"] for m in halves] == list(range(1, 7))
     assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
     weights = [
         tmp_path / run / "cross_encoder" / "model.safetensors" for run in ("whole", "halves")

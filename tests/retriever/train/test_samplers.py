@@ -1,5 +1,6 @@
 """Candidates for hard batches; the batches of a run."""
 
+import functools
 import logging
 
 import numpy as np
@@ -12,7 +13,12 @@ from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.search import models
 from cocondenser_jax.retriever.search.bm25 import bm25_run
 from cocondenser_jax.retriever.train import hard_batches, samplers
-from cocondenser_jax.retriever.train.training_data import TrainingData, to_judgments, training_pairs
+from cocondenser_jax.retriever.train.training_data import (
+    Epoch,
+    TrainingData,
+    to_judgments,
+    training_pairs,
+)
 from tests.lines import whole
 
 _bm25 = samplers.bm25_candidates  # some tests replace it
@@ -53,6 +59,13 @@ def test_copies_of_a_passage_are_kept_apart(data, tmp_path):
     )
     for batch in batches_of(0):
         assert len({passages[data.pairs[int(pair)]["positive_id"]] for pair in batch}) == 4
+
+
+def test_an_epoch_has_as_many_batches_as_it_says():
+    make = functools.partial(samplers.random_batches, 7, 3, 5)  # one of seven pairs is left
+    sampler = samplers.EpochBatchSampler(make, Epoch(1), 7, 3)
+    assert [*sampler] == make(1).tolist() != make(0).tolist()
+    assert len(sampler) == 2
 
 
 def test_candidates_have_their_places_among_many_pairs(monkeypatch):

@@ -14,8 +14,7 @@ from cocondenser_jax.errors import UserError
 def broken_rows(vectors_NxD: np.ndarray) -> np.ndarray:
     """Returns the indices of rows that are not finite."""
     numbers_NxD = np.asarray(vectors_NxD, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.flatnonzero(~np.isfinite(np.einsum("nd,nd->n", numbers_NxD, numbers_NxD)))
+    return np.flatnonzero(~np.isfinite(np.einsum("nd,nd->n", numbers_NxD, numbers_NxD)))
 
 
 def require_finite(vectors_NxD: np.ndarray, what: str, names: Any, reason: str) -> None:

@@ -135,6 +135,7 @@ def test_the_randomization_test_finds_that_difference_as_often():
     assert 40 <= found <= 56  # of a chance of 0.8: 48, with a standard error of 3
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of differences that are all equal
 def test_five_queries_show_nothing():
     for n, shown in ((5, False), (6, True)):
         row = compare(metrics([0.5] * n), metrics([0.25] * n))["MRR@10"]

@@ -339,6 +339,7 @@ def test_trec_eval_sees_the_order_written_whatever_the_ids(tmp_path):
     assert evaluator.evaluate(trec.read_run(path))["q"]["recip_rank"] == 1.0
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_scores_that_no_run_may_hold(tmp_path):
     path = tmp_path / "run.trec"
     for bad in (np.nan, np.inf, 1e300):

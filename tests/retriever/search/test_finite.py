@@ -55,6 +55,11 @@ def data(tmp_path_factory):
     return folder
 
 
+# What NumPy would say of numbers that are refused anyway.
+without_warnings = pytest.mark.filterwarnings("error::RuntimeWarning")
+
+
+@without_warnings
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_one_number_is_enough(dtype, value):
@@ -69,6 +74,7 @@ def test_one_number_is_enough(dtype, value):
         require_finite(vectors_NxD, "row", "abcdefghi", "so")
 
 
+@without_warnings
 def test_a_vector_may_be_as_long_as_float32_can_compare():
     vectors_NxD = np.full((9, 4), 9e18, np.float32)
     assert not np.isfinite(np.vdot(vectors_NxD, vectors_NxD))  # that of each alone is
@@ -95,6 +101,7 @@ def test_no_vector_that_is_not_finite_is_written(broken_folder, data, tmp_path, 
         assert not [*out.rglob("embeddings-00001.arrow")], "the shard before it may stay"
 
 
+@without_warnings
 def test_numbers_too_large_for_float16_are_not_written(model_folder, data, tmp_path):
     folder = write_retriever(
         model_folder, tmp_path / "model", "mean", [LINEAR], similarity_fn_name="dot"

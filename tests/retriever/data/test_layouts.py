@@ -333,7 +333,7 @@ def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
         ),
         (
             "a.txt",
-            "1 who is a\n12 who is b\n101 who",
+            "  1 who is a\n 12 who is b\n101 who",
             (
                 "TMP/a.txt: each of its 3 lines begins with a number, as with an id: "
                 "expected queries alone; where they have ids, a .tsv file whose first line "
@@ -356,6 +356,7 @@ def test_lines_that_are_no_queries_are_refused(tmp_path, name, content, message)
         ["50 cent age", "2 chainz net worth", "112 songs"],
         ["3 idiots cast", "3 days grace", "300 movie"],
         ["1", "2", "3"],
+        ["who is a", "who is b\t"],
     ],
 )
 def test_queries_that_begin_with_a_number_are_queries(tmp_path, lines):

@@ -108,9 +108,9 @@ def test_depth_is_a_rank_of_each_run(folder):
 
 
 def test_a_query_may_be_without_negatives(folder, caplog):
-    (folder / "few.trec").write_text("q1 Q0 a 1 2.0 t\nq2 Q0 a 1 1.0 t\n")
+    (folder / "few.trec").write_text("q1 Q0 a 1 2.0 t\nq2 Q0 a 1 1.0 t\nq2 Q0 b 2 0.5 t\n")
     metrics = mine([folder / "few.trec"], folder, "train", folder / "pool.trec")
-    assert pools(folder / "pool.trec") == {"q2": ["a"]}
+    assert pools(folder / "pool.trec") == {"q2": ["a", "b"]}
     assert metrics["queries without negatives"] == 1
     assert metrics["negatives per query, least"] == 0
     of_passages = [line for line in caplog.messages if "few.trec" in line]

@@ -115,7 +115,7 @@ def test_a_query_may_be_without_negatives(folder, caplog):
     assert metrics["negatives per query, least"] == 0
     of_passages = [line for line in caplog.messages if "few.trec" in line]
     assert of_passages == []
-    (folder / "few.trec").write_text("q2 Q0 a 1 1.0 t\n")
+    (folder / "few.trec").write_text("q2 Q0 a 1 1.0 t\nq2 Q0 b 2 0.5 t\n")
     assert mine([folder / "few.trec"], folder, "train", folder / "pool.trec") == metrics | {
         "excluded, relevant": 0
     }

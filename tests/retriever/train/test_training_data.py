@@ -230,6 +230,16 @@ def test_a_run_of_another_collection_is_refused_whichever_query_shows_it(beir, t
         read_training(settings, tmp_path / "stored")
 
 
+def test_judgments_of_a_passage_that_is_not_there_are_refused_by_their_file(beir, tmp_path):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    qrels = folder / "qrels" / "train.tsv"
+    write_qrels(qrels, {"q1": {"nowhere": 1}})
+    with pytest.raises(
+        UserError, match=whole(f"{qrels} names 1 passages that the data does not have: nowhere")
+    ):
+        read_training(DataSettings(folder, "train", 0, "", 0, 3, seed=0), tmp_path / "stored")
+
+
 def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
     folder = shutil.copytree(beir, tmp_path / "data")
     titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cocondenser_jax import cli
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus import build
 from tests.world import WORDS, write_records, write_tokenizer
@@ -173,6 +175,15 @@ def test_a_signal_in_a_callback_of_the_garbage_collector_is_not_lost(monkeypatch
     assert ended.value.code == 128 + signal.SIGTERM
     assert sys.unraisablehook is hook
     assert "ignored" not in capsys.readouterr().err
+
+
+def test_other_errors_that_python_ignores_are_reported_as_before(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    ignored = SimpleNamespace(exc_value=ValueError("of a finalizer"))
+    with cli._ended_after_all():
+        sys.unraisablehook(ignored)
+    assert reported == [ignored]
 
 
 def test_what_a_user_can_change_about_a_file_is_one_line(monkeypatch, capsys):

@@ -66,6 +66,9 @@ def test_what_is_resolved_has_the_head_and_all_files_of_the_tokenizer(exported, 
     found, arrays = load_folder(tmp_path / "resolved")
     assert found == config
     jax.tree.map(np.testing.assert_array_equal, arrays, params)
+    said = f"{out}/new lies in the folder of the model, {out}: choose another place"
+    with pytest.raises(UserError, match=whole(said)):
+        resolve_model(opened, out / "new")
 
 
 def test_a_full_disk_ends_in_one_line(exported, tmp_path, small_disk):
@@ -216,9 +219,9 @@ HEADLESS = {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
 )
 def test_the_card_says_what_the_model_is(flax_bert, changes, representation, training, vector, end):
     config = dataclasses.replace(flax_bert[0], **changes, representation=representation)
-    card = to_torch._model_card("mine <b>", config, {})
+    card = to_torch._model_card("anna's <b>", config, {})
     title, said = card.partition("\n# ")[2].partition("\n\n## ")[0].split("\n\n")
-    assert title == "mine &lt;b&gt;"
+    assert title == "anna's &lt;b&gt;"
     assert " ".join(said.split()) == (
         f"A bert encoder (2 layers, hidden size 32), {training} by cocondenser_jax. The vector of a"
         f" text is {vector}; texts are compared by {end} It is a pre-trained encoder: fine-tune it"

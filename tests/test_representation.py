@@ -327,11 +327,13 @@ def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_pa
 def test_modules_that_follow_two_towers_are_those_of_both(saved, tmp_path):
     inner = SentenceTransformer(str(saved))
     towers = [[*copy.deepcopy(inner)][:2], [*inner][:2]]
+    towers[0][0].max_seq_length = 5  # of queries, which another tower cuts: that is no other vector
     modules = [Router.for_query_document(*towers), Dense(32, 16), Normalize()]
     model = SentenceTransformer(modules=modules, similarity_fn_name="dot")
     model.save_pretrained(str(tmp_path / "model"))
     described = open_model(tmp_path / "model").representation
     assert (described.dense, described.normalized) == ((module.Dense(32, 16),), True)
+    assert described.max_length == inner.max_seq_length != 5
 
 
 def test_only_how_texts_are_read_is_taken_from_other_vectors():

@@ -240,6 +240,13 @@ def test_judgments_of_a_passage_that_is_not_there_are_refused_by_their_file(beir
         read_training(DataSettings(folder, "train", 0, "", 0, 3, seed=0), tmp_path / "stored")
 
 
+def test_only_relevant_passages_are_trained_on(beir, tmp_path):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    write_qrels(folder / "qrels" / "train.tsv", {"q1": {"d1": 2, "d2": 0}, "q2": {"d3": -1}})
+    data = read_training(DataSettings(folder, "train", 0, "", 0, 3, seed=0), tmp_path / "stored")
+    assert data.pairs.to_dict() == {"query_id": ["q1"], "positive_id": ["d1"]}
+
+
 def test_what_is_stored_with_another_separator_is_not_used_again(beir, tmp_path):
     folder = shutil.copytree(beir, tmp_path / "data")
     titled = [passage._replace(title=f"of {passage.id}") for passage in read_corpus(beir)]

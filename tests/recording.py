@@ -4,7 +4,7 @@ They notice a line that is missing, moved, or says another thing. What depends o
 masked: folders, checksums, measured numbers, progress bars. After an intended change, RECORD=1
 writes the texts anew, and `git diff` shows what became of them:
 
-    RECORD=1 python -m pytest -p no:randomly tests/pipelines tests/retriever/compare
+    RECORD=1 python -m pytest -p no:randomly tests/pipelines tests/retriever/compare tests/cli
 """
 
 import contextlib
@@ -82,11 +82,11 @@ def written(folder, *json_files, inside=()):
     names = [path.relative_to(folder).as_posix() for each in parents for path in each.iterdir()]
     return {
         "files": "\n".join(sorted(names)),
-        **{name: _in_lines(read_json(folder / name)) for name in json_files},
+        **{name: in_lines(read_json(folder / name)) for name in json_files},
     }
 
 
-def _in_lines(content):
+def in_lines(content):
     """Returns the content of a JSON file, a line for each of its parts."""
     parts = content.items() if isinstance(content, dict) else enumerate(content)
     return "\n".join(f"{key}: {json.dumps(part)}" for key, part in parts)

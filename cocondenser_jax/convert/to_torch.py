@@ -120,8 +120,8 @@ def _model_card(name: str, config: ModelConfig, facts: Mapping[str, Any]) -> str
     }
     if config.n_head_layers:
         values["training"] = (
-            f"pre-trained with a Condenser head ({config.n_head_layers} layers, `skip_from`"
-            f" {config.skip_from}, `late_mlm` {str(config.late_mlm).lower()})"
+            f"pre-trained with a Condenser head (`n_head_layers` {config.n_head_layers},"
+            f" `skip_from` {config.skip_from}, `late_mlm` {str(config.late_mlm).lower()})"
         )
     return template.substitute(values)
 

@@ -23,11 +23,20 @@ from cocondenser_jax.errors import escape_control
 from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.pretrain.checkpoint import load_run
 from tests.cli.workplace import ODD_NAME, make_workplace, smaller
+from tests.recording import MEASURED, all_said, assert_recorded, in_lines, seen_on
 from tests.world import instead
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hf_a1b2c3d4e5f6g7h8"
 PLACE = re.compile(r"=(articles\.jsonl\.xz|bert-base-uncased|stores/.*|runs/.*|data(?:/.*)?)$")
+# How the odd name is written in JSON, on a terminal, in a command there, and in a log.
+WRITTEN = [json.dumps(ODD_NAME)[1:-1], escape_control(ODD_NAME)]
+WRITTEN += [WRITTEN[1].replace("'", "'\"'\"'"), ODD_NAME]
+# What other versions of a library write otherwise.
+VERSIONS = r'(?<=": ")\d+(\.\d+)+(?=")|(?<= )\d+\.\d+\.\d+(?= \|)|(?<="bytes": )\d+'
+FLOATS = r"[+-]?\d+\.\d+(e[+-]?\d+)?"
+# The .json files that other libraries write, or whose content changes with the machine.
+BY_OTHERS = "token|retriever|cross_encoder|resolved/config.json|bm25/|sha256.json|probe.json"
 CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
 
 
@@ -123,6 +132,72 @@ def test_each_command_says_how_to_go_on(finished):
         f"--out={runs}/finetune/embeddings",
     ]
     assert commands[7][1:] == [f"--run={runs}/test.trec", f"--qrels={place}/data/qrels/test.tsv"]
+
+
+def assert_same(name, texts, masked=MEASURED):
+    """Compares texts with those recorded, but for the odd name."""
+    for written in sorted(WRITTEN, key=len, reverse=True):
+        texts = {heading: text.replace(written, "PLACE") for heading, text in texts.items()}
+    assert_recorded(name, texts, masked=masked)
+
+
+def records_in(folder):
+    """Returns the content of the files by which commands know what others did, by their names."""
+    texts = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix == ".md":
+            texts[name] = path.read_text()
+        elif path.suffix == ".json" and not re.search(BY_OTHERS, name):
+            texts[name] = in_lines(read_json(path))
+    return texts
+
+
+def test_all_that_is_said_is_as_recorded(finished):
+    assert_same("pipeline_said", {"said": (finished / "log.txt").read_text().replace("\r", "\n")})
+
+
+def test_all_that_is_written_is_as_recorded(finished):
+    """Of arrays and of files by other libraries, the names, if they write them always."""
+    names = (path.relative_to(finished).as_posix() for path in finished.rglob("*.*"))
+    files = sorted(name for name in names if not re.search("token|finetune/retriever", name))
+    assert_same("pipeline_written", {"files": "\n".join(files), **records_in(finished)}, VERSIONS)
+
+
+def test_what_the_other_commands_say_and_write_is_as_recorded(finished, tmp_path, monkeypatch):
+    """Where ranks would depend on vectors that hardly differ, BM25's are compared."""
+    (tmp_path / "guide").symlink_to(finished)
+    monkeypatch.chdir(tmp_path)
+    small = ["--config.train.max_steps=2", "--config.data.batch_size=4"]
+    commands = f"""
+        verify --store=guide/stores/wiki
+        vocabulary --corpus=guide/data --size=80 --kind=mpnet --out=vocabulary
+        resolve --model=guide/runs/finetune/retriever --out=resolved --dimensions=8
+        bm25 --data=guide/data --split=train --run_out=train.trec --json_out=bm25.json
+        bm25 --data=guide/data --split=test --run_out=bm25.trec --depth=20 --language=none
+        bm25 --data=guide/data --split=test --run_out=long.trec --depth=30 --b=1
+        fuse --run=bm25.trec --run=long.trec --run_out=fused.trec --json_out=fuse.json
+        mine --run=train.trec --data=guide/data --run_out=pool.trec --depth=9 --json_out=mine.json
+        finetune --config=configs/cross_encoder.py --workdir=scorer {" ".join(small)}
+            --config.model.folder=guide/runs/model --config.data.folder=guide/data
+            --config.data.negatives_run=pool.trec --config.model.max_length=24 --json_out=tune.json
+        rerank --model=scorer/cross_encoder --run=bm25.trec --data=guide/data --split=test
+            --depth=9 --run_out=reranked.trec --json_out=rerank.json
+        encode --model=resolved --corpus=guide/data --out=half --dtype=float16
+            --json_out=encode.json
+        retrieve --embeddings=half --model=resolved --data=guide/data --split=test
+            --run_out=hybrid.trec --hybrid=rrf --json_out=retrieve.json
+        search --corpus=guide/data --query=river --depth=3 --json_out=search.json
+        evaluate --run=fused.trec --qrels=guide/data/qrels/test.tsv --compare_with=bm25.trec
+            --data=guide/data --report=report.html --json_out=evaluate.json
+    """
+    said = {}
+    for line in re.split(r"\n {8}(?! )", commands.strip()):
+        with all_said() as each:
+            assert main(shlex.split(line)) == 0, line
+        said[" ".join(line.split())] = each.getvalue().replace("\r", "\n")
+    texts = {**said, **records_in(tmp_path), "report": seen_on(Path("report.html").read_text())}
+    assert_same("commands", texts, FLOATS)
 
 
 def test_the_pipeline_ends_in_metrics(finished, capsys):

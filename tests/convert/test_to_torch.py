@@ -194,7 +194,7 @@ HEADLESS = {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
         (
             {},
             Representation(),
-            "pre-trained with a Condenser head (2 layers, `skip_from` 1, `late_mlm` true)",
+            "pre-trained with a Condenser head (`n_head_layers` 2, `skip_from` 1, `late_mlm` true)",
             "the last layer at [CLS]",
             "inner product.",
         ),

@@ -211,6 +211,7 @@ def test_a_path_may_hold_colons_and_the_argument_follows_the_last(tmp_path):
     assert load_config(f"{folder}/tiny.py", [store]).train.objective == "cocondenser"
     condenser = load_config(f"{folder}/tiny.py:condenser", [store])
     assert condenser.train.objective == "condenser"
+    assert load_config(f"{folder}/tiny.py:", [store]).train.objective == "cocondenser"
 
 
 def test_planning_needs_no_store():

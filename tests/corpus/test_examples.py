@@ -15,6 +15,7 @@ from cocondenser_jax.corpus.examples import (
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.settings import declared_settings
+from tests.world import make_texts, write_store
 
 
 def test_settings_and_objectives_name_examples():
@@ -48,3 +49,19 @@ def test_units_are_numbered_in_the_order_of_documents(mixed, unit):
     first.append(len(expected))
     assert unit.document(store, np.arange(len(expected))).tolist() == expected
     assert unit.first(store, np.arange(store.n_documents + 1)).tolist() == first
+
+
+def test_a_title_is_the_first_sentence_of_a_documents_first_span(tmp_path):
+    """It is no part of the rest, whatever is drawn."""
+    store = open_store(write_store(tmp_path, make_texts(6), max_length=60))
+    draws_S = np.random.default_rng(0).integers(0, 2**64, 12, np.uint64)
+    draws_S[1::2] = 0  # by which a cloze task's sentence would stay
+    texts = EXAMPLES["title"].make(store, np.arange(6), draws_S, 58)
+    rows = [ids[:n].tolist() for ids, n in zip(texts.ids_NxL, texts.n_tokens_N, strict=True)]
+    spans = store.read_spans(store.first_span_D[:6], 58)
+    for title, rest, ids, n in zip(
+        rows[::2], rows[1::2], spans.ids_NxL, spans.n_tokens_N, strict=True
+    ):
+        assert [*title, *rest] == ids[:n].tolist()
+        assert title
+        assert rest

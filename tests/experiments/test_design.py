@@ -46,6 +46,7 @@ def configs(command):
     [
         "design/base",
         "design/first_seed",
+        "design/references",
         "design/arms",
         "design/tests",
         "design_gpu/arms",

@@ -27,6 +27,7 @@ from cocondenser_jax.retriever.data.identical_ids import require_other_answers
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.query_log import draw_queries, read_log
 from cocondenser_jax.retriever.data.ranking import metric_name, parse_metric
+from cocondenser_jax.retriever.data.trec import read_qrels
 from cocondenser_jax.retriever.search.terms import LANGUAGE, require_language
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def survey_trial(trial: Trial) -> Trial:
     """
     if not trial.is_judged:
         return trial._replace(passages_sha256=survey_passages(trial.passages).sha256)
-    relevant = relevant_passages(read_split(trial.data, trial.split)[1])
+    relevant = relevant_passages(read_qrels(judgments_file(trial.data, trial.split)))
     _, sha256, n_found = survey_passages(trial.passages, relevant)
     if not n_found:
         raise UserError(

@@ -197,6 +197,10 @@ def test_a_metric_that_is_zero_for_every_query_is_questioned(caplog):
     evaluate_run(qrels, {query: {"x": 2.0, "y": 1.0} for query in qrels}, ["MRR@2", "Success@1"])
     assert caplog.messages == [f"the run: MRR@2, Success@1 {warning}"]
     caplog.clear()
+    late = {"q1": {**{f"x{i}": 300.0 - i for i in range(200)}, "d1": 1.0}, "q2": {"x": 1.0}}
+    assert evaluate_run(qrels, late, ["MRR@1000"])["mean"]["MRR@1000"] == 1 / 201 / 2
+    assert "is 0" not in caplog.text
+    caplog.clear()
     evaluate_run(qrels, {**run, "q2": {"d2": 1.0}}, ["Success@1"])
     assert caplog.messages == []
 

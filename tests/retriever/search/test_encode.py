@@ -322,7 +322,7 @@ def test_an_interrupted_run_resumes_with_the_missing_shards(
     said = f"resuming with the shards in {out}"
     assert [line for line in caplog.messages if "resuming" in line] == [said]
     monkeypatch.setattr(encode, "_encode", compute)
-    monkeypatch.setattr(encode, "_BLOCK", 25)  # three of a shard
+    monkeypatch.setattr(encode, "_BLOCK", 1)  # as many as passages
     encode.encode_corpus(
         Encoding(open_model(model_folder)), beir, tmp_path / "whole", shard_size=1000
     )

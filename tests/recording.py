@@ -28,8 +28,9 @@ _MASKS = {
 }
 # The numbers that depend on the machine, whose place is recorded as 0.
 NONE = "(?!)"  # all follow from input made by hand
+FLOATS = r"(≤ )?[+-]?\d+\.\d+(e[+-]?\d+)?"
 MEASURED = (
-    r"(≤ )?[+-]?\d+\.\d+(e[+-]?\d+)?|(?m:(?<= )\d[\d,]*$)"  # at the end of a line: seconds, counts
+    FLOATS + r"|(?m:(?<= )\d[\d,]*$)"  # at the end of a line: seconds, counts
     r"|\d+ minutes?(?= left)|[\d,]+(?= tokens a second)|[\d,]+(?= lines\))"
     r'|(?<=(?:tter|orse|qual)": )\d+'  # queries that are better, worse or equal
 )

@@ -23,7 +23,7 @@ from cocondenser_jax.errors import escape_control
 from cocondenser_jax.files.whole import read_json
 from cocondenser_jax.pretrain.checkpoint import load_run
 from tests.cli.workplace import ODD_NAME, make_workplace, smaller
-from tests.recording import MEASURED, all_said, assert_recorded, in_lines, seen_on
+from tests.recording import FLOATS, MEASURED, all_said, assert_recorded, in_lines, seen_on
 from tests.world import instead
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,6 @@ WRITTEN = [json.dumps(ODD_NAME)[1:-1], escape_control(ODD_NAME)]
 WRITTEN += [WRITTEN[1].replace("'", "'\"'\"'"), ODD_NAME]
 # What other versions of a library write otherwise.
 VERSIONS = r'(?<=": ")\d+(\.\d+)+(?=")|(?<= )\d+\.\d+\.\d+(?= \|)|(?<="bytes": )\d+'
-FLOATS = r"[+-]?\d+\.\d+(e[+-]?\d+)?"
 # The .json files that other libraries write, or whose content changes with the machine.
 BY_OTHERS = "token|retriever|cross_encoder|resolved/config.json|bm25/|sha256.json|probe.json"
 CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"
@@ -134,7 +133,7 @@ def test_each_command_says_how_to_go_on(finished):
     assert commands[7][1:] == [f"--run={runs}/test.trec", f"--qrels={place}/data/qrels/test.tsv"]
 
 
-def assert_same(name, texts, masked=MEASURED):
+def assert_same(name, texts, masked):
     """Compares texts with those recorded, but for the odd name."""
     for written in sorted(WRITTEN, key=len, reverse=True):
         texts = {heading: text.replace(written, "PLACE") for heading, text in texts.items()}
@@ -154,7 +153,7 @@ def records_in(folder):
 
 
 def test_all_that_is_said_is_as_recorded(finished):
-    assert_same("pipeline_said", {"said": (finished / "log.txt").read_text().replace("\r", "\n")})
+    assert_same("pipeline_said", {"said": (finished / "log.txt").read_text()}, MEASURED)
 
 
 def test_all_that_is_written_is_as_recorded(finished):
@@ -168,8 +167,7 @@ def test_what_the_other_commands_say_and_write_is_as_recorded(finished, tmp_path
     """Where ranks would depend on vectors that hardly differ, BM25's are compared."""
     (tmp_path / "guide").symlink_to(finished)
     monkeypatch.chdir(tmp_path)
-    small = ["--config.train.max_steps=2", "--config.data.batch_size=4"]
-    commands = f"""
+    commands = """
         verify --store=guide/stores/wiki
         vocabulary --corpus=guide/data --size=80 --kind=mpnet --out=vocabulary
         resolve --model=guide/runs/finetune/retriever --out=resolved --dimensions=8
@@ -178,7 +176,8 @@ def test_what_the_other_commands_say_and_write_is_as_recorded(finished, tmp_path
         bm25 --data=guide/data --split=test --run_out=long.trec --depth=30 --b=1
         fuse --run=bm25.trec --run=long.trec --run_out=fused.trec --json_out=fuse.json
         mine --run=train.trec --data=guide/data --run_out=pool.trec --depth=9 --json_out=mine.json
-        finetune --config=configs/cross_encoder.py --workdir=scorer {" ".join(small)}
+        finetune --config=configs/cross_encoder.py --workdir=scorer
+            --config.train.max_steps=2 --config.data.batch_size=4
             --config.model.folder=guide/runs/model --config.data.folder=guide/data
             --config.data.negatives_run=pool.trec --config.model.max_length=24 --json_out=tune.json
         rerank --model=scorer/cross_encoder --run=bm25.trec --data=guide/data --split=test
@@ -195,9 +194,9 @@ def test_what_the_other_commands_say_and_write_is_as_recorded(finished, tmp_path
     for line in re.split(r"\n {8}(?! )", commands.strip()):
         with all_said() as each:
             assert main(shlex.split(line)) == 0, line
-        said[" ".join(line.split())] = each.getvalue().replace("\r", "\n")
+        said[" ".join(line.split())] = each.getvalue()
     texts = {**said, **records_in(tmp_path), "report": seen_on(Path("report.html").read_text())}
-    assert_same("commands", texts, FLOATS)
+    assert_recorded("commands", texts, masked=FLOATS)
 
 
 def test_the_pipeline_ends_in_metrics(finished, capsys):

@@ -10,6 +10,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.plan import machines as module
 from cocondenser_jax.plan.machines import describe_to_xla, find_machine
+from cocondenser_jax.plan.names import require_machine
 from cocondenser_jax.pretrain.limits import CARDS
 
 
@@ -51,6 +52,11 @@ def test_unknown_machines_are_refused(topology):
     said = f"^unknown topology '{topology}'{reason}: expected one of v2-8"
     with pytest.raises(UserError, match=said):
         find_machine(topology)
+
+
+@pytest.mark.parametrize("name", ["h100-1", "h100-8", "v3-8", "v5e:2x4"])
+def test_the_names_of_machines_are_known_without_their_libraries(name):
+    require_machine(name)
 
 
 def test_without_libtpu_it_says_how_to_get_it(monkeypatch):

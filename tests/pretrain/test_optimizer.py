@@ -30,6 +30,13 @@ def test_linear_warm_up_then_linear_decay():
     assert rates[100] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_without_warm_up_the_first_step_has_the_peak():
+    settings = AdamW(**default.get_config().optimizer, n_steps=100)._replace(warmup_ratio=0.0)
+    schedule = learning_rate_schedule(settings)
+    rates = [schedule(step) for step in range(101)]
+    np.testing.assert_allclose(rates, 1e-4 * np.linspace(1, 0, 101), rtol=1e-5, atol=1e-12)
+
+
 @pytest.mark.effect("pretrain optimizer.schedule", "pretrain optimizer.decay_ratio")
 def test_a_stable_schedule_stays_at_the_peak_and_then_falls():
     settings = AdamW(**default.get_config().optimizer, n_steps=100)

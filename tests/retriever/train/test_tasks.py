@@ -276,7 +276,8 @@ def test_prompts_stand_before_the_texts(
     )
     config.model.pooling = ""  # the folder's own modules
     batch = next(iter(made_trainer(monkeypatch, config, tmp_path / "run").get_train_dataloader()))
-    for column, task_name in (("query", "query"), ("positive", "document")):
+    passages = dict.fromkeys(("positive", "negative_1", "negative_2"), "document")
+    for column, task_name in {"query": "query", **passages}.items():
         prompt = model.tokenizer(prompts[task_name])["input_ids"][:-1]
         begins = batch[f"{column}_input_ids"][:, : len(prompt)].tolist()
         assert begins == [prompt] * 6

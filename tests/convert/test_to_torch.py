@@ -219,9 +219,10 @@ HEADLESS = {"n_head_layers": 0, "skip_from": 0, "late_mlm": True}
 )
 def test_the_card_says_what_the_model_is(flax_bert, changes, representation, training, vector, end):
     config = dataclasses.replace(flax_bert[0], **changes, representation=representation)
-    card = to_torch._model_card("anna's <b>", config, {})
+    card = to_torch._model_card("anna's <b>\x1b[2J", config, {})
     title, said = card.partition("\n# ")[2].partition("\n\n## ")[0].split("\n\n")
-    assert title == "anna's &lt;b&gt;"
+    assert title == r"anna's &lt;b&gt;\x1b[2J"
+    assert "prompt=" not in card  # of passages
     assert " ".join(said.split()) == (
         f"A bert encoder (2 layers, hidden size 32), {training} by cocondenser_jax. The vector of a"
         f" text is {vector}; texts are compared by {end} It is a pre-trained encoder: fine-tune it"

@@ -160,6 +160,7 @@ def test_batches_depend_on_seed_and_epoch(greedy):
     assert first == make(seed=3)
     assert first != make(seed=3, epoch=1)
     assert first != make(seed=4)
+    assert make(seed=4) != make(seed=3, epoch=1)  # as the sum of both would give
     assert len({pair for batch in first for pair in batch}) == 20
 
 

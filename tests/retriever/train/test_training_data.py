@@ -20,6 +20,7 @@ from cocondenser_jax.retriever.train.training_data import (
     EpochCallback,
     RowCollator,
     TrainingData,
+    draw_negatives,
     read_training,
     sample,
     to_judgments,
@@ -102,6 +103,12 @@ def test_negatives_are_drawn_anew_every_epoch_and_only_depend_on_the_row():
     assert set.union(*epochs) == {f"text {i}" for i in range(10)}
     assert first == rows(make_data(candidates, 3))
     assert first != rows(make_data(candidates, 3, seed=1))
+
+
+def test_each_positive_of_a_query_has_negatives_of_its_own():
+    data = make_data({"q1": [f"d{i}" for i in range(10)]}, 3)
+    drawn = [draw_negatives(data, epoch, "q1", p) for p in ("d30", "d31") for epoch in range(3)]
+    assert len({tuple(names) for names in drawn}) == 6
 
 
 def test_few_candidates_come_twice():

@@ -20,7 +20,6 @@ from cocondenser_jax.plan import machines
 from cocondenser_jax.plan import plan as module
 from cocondenser_jax.plan.machines import Machine
 from cocondenser_jax.plan.plan import (
-    GIB,
     StepWork,
     count_launches,
     fit_gpu,
@@ -35,6 +34,7 @@ from cocondenser_jax.representation import Dense, Representation
 from tests.plan.test_compiled import STEP
 from tests.world import step_of
 
+GIB = 2**30
 SPEC = BatchSpec(seed=0, batch_size=256, length=128)
 
 

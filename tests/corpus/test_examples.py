@@ -24,6 +24,11 @@ def test_settings_and_objectives_name_examples():
     assert {objective.example for objective in OBJECTIVES.values()} - {None} <= EXAMPLES.keys()
 
 
+def test_only_a_sentence_in_place_of_a_query_has_five_words():
+    words = {name: EXAMPLES[name].make.keywords for name in ("cloze", "sentence")}
+    assert words == {"cloze": {"min_words": 1}, "sentence": {"min_words": 5}}
+
+
 def test_only_what_the_decoder_reads_is_masked_as_it_says():
     spec = BatchSpec(0, 16, 16, mask_probability=0.2, decoder_mask_probability=0.6)
     for name, example in EXAMPLES.items():

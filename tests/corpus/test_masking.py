@@ -124,6 +124,11 @@ def test_is_what_a_slow_masker_does(length, word_share, seed):
     assert fast.ids_NxC[0, :n_tokens].tolist() == shown
 
 
+def test_a_fifth_of_a_span_has_slots_and_more_if_more_is_masked():
+    assert [mask_capacity(length) for length in (14, 64, 128)] == [3, 13, 26]
+    assert mask_capacity(128, 0.3) == 26 + 20  # 15 % of 128 more
+
+
 @pytest.mark.parametrize("length", [16, 32, 128])
 @pytest.mark.parametrize("word_share", [0.02, 0.2, 0.6, 1.0])
 def test_masks_fifteen_percent_of_the_tokens(length, word_share):

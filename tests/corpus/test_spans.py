@@ -184,6 +184,16 @@ def test_how_often_and_how_early_spans_end(tokenizer, probability):
     assert (np.abs(shares - expected) <= 4.5 * np.sqrt(expected / len(counts))).all()
 
 
+def test_a_span_has_eight_tokens(tokenizer, monkeypatch):
+    monkeypatch.undo()  # of what other tests allow
+    texts = [" ".join(["list"] * n) for n in range(1, 12)]
+    found = cut_documents([Document("d", text) for text in texts], tokenizer, 42)
+    kept = [bool(spans) for spans in found]
+    lengths = [len(own_tokens(tokenizer, text)[0]) for text in texts]
+    assert min(lengths) < 8 <= max(lengths)
+    assert kept == [length >= 8 for length in lengths]
+
+
 def test_short_spans_are_not_so_short_that_they_would_be_dropped(tokenizer, monkeypatch):
     monkeypatch.setattr(spans, "MIN_TOKENS", 8)
     sentence = "the list"

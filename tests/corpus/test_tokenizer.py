@@ -277,6 +277,12 @@ def test_the_most_frequent_letters_are_the_alphabet():
     assert {entry for entry in entries if len(entry) == 1} == {*"zyxwvutsrq", "a", "b"}
 
 
+def test_an_alphabet_has_a_thousand_letters():
+    text = " ".join(map(chr, range(0x4E00, 0x4E00 + 1100)))
+    entries = train_tokenizer([text], 8000).backend.get_vocab()
+    assert len([entry for entry in entries if len(entry) == 1]) == 1000
+
+
 def test_a_word_is_repeated_as_often_as_it_was_counted(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "_REPEATS", 3)
     texts = [*tokenizer_module._repeated(Counter({"a": 7, "b": 3}))]

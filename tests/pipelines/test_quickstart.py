@@ -356,6 +356,11 @@ def test_queries_are_first_paragraphs_of_one_docstring(tmp_path, monkeypatch):
     assert_recorded("quickstart_data", texts, masked=NONE)
 
 
+def test_the_sizes_are_those_of_the_table_in_the_readme():
+    sizes = module.VOCAB_SIZE, module.N_TEST_QUERIES, module.N_DEV_QUERIES
+    assert sizes == (8192, 1000, 500)
+
+
 def test_called_again_it_trains_nothing(finished, monkeypatch):
     for name in ("build_store", "pretrain_model", "finetune", "encode_corpus"):
         monkeypatch.setattr(module, name, pytest.fail)

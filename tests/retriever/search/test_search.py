@@ -391,6 +391,7 @@ def test_no_index_is_built_from_a_damaged_shard(embeddings, tmp_path):
 def test_a_hybrid_search_is_the_fusion_of_both_runs(
     model_folder, beir, place, method, monkeypatch, request
 ):
+    assert search._FUSED_DEPTH == 100
     monkeypatch.setattr(search, "_FUSED_DEPTH", 10)
     folder = request.getfixturevalue(place)
     # One query has no word that BM25 knows, and one has none at all.

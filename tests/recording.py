@@ -4,7 +4,8 @@ They notice a line that is missing, moved, or says another thing. What depends o
 masked: folders, checksums, measured numbers, progress bars. After an intended change, RECORD=1
 writes the texts anew, and `git diff` shows what became of them:
 
-    RECORD=1 python -m pytest -p no:randomly tests/pipelines tests/retriever/compare tests/cli
+    RECORD=1 python -m pytest -p no:randomly tests/pipelines tests/retriever/compare tests/cli \
+        tests/test_configs.py
 """
 
 import contextlib

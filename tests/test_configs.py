@@ -13,6 +13,7 @@ from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.settings import check
 from tests.lines import whole
+from tests.recording import NONE, assert_recorded
 from tests.world import batches_of
 
 # The variants of a file.
@@ -66,6 +67,17 @@ def test_config_refuses_unknown_keys_on_every_level(experiment):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_setting_has_an_allowed_value(experiment):
     check(load(experiment), complete=False)
+
+
+def test_settings_are_as_recorded():
+    """Those of the default, and what others change: with a wrong number, they would train worse."""
+    texts = {}
+    for experiment in EXPERIMENTS:
+        default = "default" if experiment in PRETRAINING else "finetune"
+        defaults = {} if experiment == default else flatten(load(default))
+        changed = flatten(load(experiment)).items() - defaults.items()
+        texts[experiment] = "\n".join(f"{key} = {value!r}" for key, value in sorted(changed))
+    assert_recorded("configs", texts, masked=NONE)
 
 
 @pytest.mark.parametrize(

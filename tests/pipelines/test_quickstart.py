@@ -86,6 +86,8 @@ def small():
         config.data.batch_size = 4
         return config.lock()
 
+    # Those of the README's table.
+    assert (module.VOCAB_SIZE, module.N_TEST_QUERIES, module.N_DEV_QUERIES) == (8192, 1000, 500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "read_docstrings", lambda: read_docstrings(["optax"]))
         patch.setattr(module, "N_TEST_QUERIES", 30)
@@ -354,11 +356,6 @@ def test_queries_are_first_paragraphs_of_one_docstring(tmp_path, monkeypatch):
     files = sorted(path for path in (tmp_path / "data").rglob("*") if path.is_file())
     texts = {file.relative_to(tmp_path).as_posix(): file.read_text() for file in files}
     assert_recorded("quickstart_data", texts, masked=NONE)
-
-
-def test_the_sizes_are_those_of_the_table_in_the_readme():
-    sizes = module.VOCAB_SIZE, module.N_TEST_QUERIES, module.N_DEV_QUERIES
-    assert sizes == (8192, 1000, 500)
 
 
 def test_called_again_it_trains_nothing(finished, monkeypatch):

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from cocondenser_jax.configs import finetune
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.runs import flatten
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.pretrain.experiment import resolve_without_store
 from cocondenser_jax.pretrain.step import check_batch
@@ -39,15 +40,9 @@ def load(experiment):
     return module(name).get_config(argument) if colon else module(name).get_config()
 
 
-def flatten(config, prefix=""):
+def settings_of(experiment):
     """Returns the settings under their dotted names."""
-    flat = {}
-    for key, value in config.items():
-        if isinstance(value, ConfigDict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
+    return flatten(load(experiment).to_dict())
 
 
 def test_the_files_are_found():
@@ -74,8 +69,8 @@ def test_settings_are_as_recorded():
     texts = {}
     for experiment in EXPERIMENTS:
         default = "default" if experiment in PRETRAINING else "finetune"
-        defaults = {} if experiment == default else flatten(load(default))
-        changed = flatten(load(experiment)).items() - defaults.items()
+        defaults = {} if experiment == default else settings_of(default)
+        changed = settings_of(experiment).items() - defaults.items()
         texts[experiment] = "\n".join(f"{key} = {value!r}" for key, value in sorted(changed))
     assert_recorded("configs", texts, masked=NONE)
 
@@ -96,7 +91,7 @@ def test_settings_are_as_recorded():
 def test_bounds_that_a_task_narrows_hold(name, setting, refused, expected):
     config = load(name)
     given = {"data.folder": "f", "model.folder": "m", "data.store": "s"}
-    given = {each: value for each, value in given.items() if each in flatten(config)}
+    given = {each: value for each, value in given.items() if each in settings_of(name)}
     if name == "cross_encoder":
         given["data.negatives_run"] = "run.trec"
     config.update_from_flattened_dict(given)
@@ -143,7 +138,7 @@ def test_an_unknown_variant_is_refused():
 
 @pytest.mark.parametrize("experiment", [name for name in PRETRAINING if name != "default"])
 def test_pretraining_config_has_the_settings_of_the_default(experiment):
-    settings, defaults = flatten(load(experiment)), flatten(load("default"))
+    settings, defaults = settings_of(experiment), settings_of("default")
     assert settings.keys() == defaults.keys()
     types = {key: type(value) for key, value in settings.items()}
     assert types == {key: type(value) for key, value in defaults.items()}

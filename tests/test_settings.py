@@ -310,6 +310,12 @@ def test_an_override_is_read_by_its_settings_type(given, read):
     assert type(value) is type(read)
 
 
+def test_the_spaces_of_a_prompt_are_kept():
+    given = ["--config.model.query_prompt=query: "]
+    config = load_config("configs/finetune.py", given, tasks=["retriever"], complete=False)
+    assert config.model.query_prompt == "query: "
+
+
 # Settings that are lists; no experiment needs one so far.
 LISTS = {
     "model.sizes": Setting((), ListOf(int, Interval(1, 1024)), "dimensions", "where a vector ends"),

@@ -24,7 +24,7 @@ def test_jsonl_plain_and_compressed(tmp_path, suffix):
         tmp_path / "plain.jsonl",
         [
             {"text": "no name"},
-            {"_id": "b", "title": "Title", "text": "and text"},
+            {"_id": "b", "title": " Title ", "text": " and text\n"},
             {"id": 7, "title": "Title", "text": "\nTitle \ncomes again"},
             {"id": "c", "title": "", "text": ""},
             {"id": "d", "spans": ["one", "two"], "title": "ignored"},

@@ -76,6 +76,22 @@ def test_encode_is_the_vector_of_the_whole_forward_pass(
     assert alone.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_whole_forward_pass_too_leaves_out_prompts_that_are_not_pooled(
+    batch, variables, pooling
+):
+    ids, mask, positions, _ = batch
+    left_out = SPELLINGS[pooling]._replace(include_prompt=False)
+    config = dataclasses.replace(CONFIG, late_mlm=True, representation=left_out)
+    prompts = 2 + np.arange(8, dtype=np.int32) % 3  # [CLS] and one to three tokens
+    whole = run(config, variables, ids, mask, positions, None, None, prompts).vectors_BxD
+    alone = run(config, variables, ids, mask, None, prompts, method="encode")
+
+    np.testing.assert_allclose(alone, whole, rtol=0, atol=2e-6)
+    pooled = run(config, variables, ids, mask, positions).vectors_BxD
+    assert np.abs(whole - pooled).max(axis=1).min() > 0.02
+
+
 @pytest.mark.parametrize("chunk", [1, 4])
 def test_a_span_does_not_depend_on_its_chunk(batch, variables, chunk):
     ids, mask, positions, seeds = batch
@@ -88,8 +104,10 @@ def test_a_span_does_not_depend_on_its_chunk(batch, variables, chunk):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_matrices_are_drawn_with_the_initializer_range(variables):
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+def test_matrices_are_drawn_with_the_initializer_range(batch):
+    config = dataclasses.replace(CONFIG, representation=Representation(dense=(Dense(32, 40),)))
+    params = jax.jit(Condenser(config).init)(jax.random.key(0), *batch[:3])["params"]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path[-1].key
         if leaf.ndim == 2:
             tolerance = 4 / np.sqrt(2 * leaf.size)  # four standard deviations

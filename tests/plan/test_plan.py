@@ -201,6 +201,17 @@ def test_launches_and_exchanges_are_counted():
     }
 
 
+def test_each_pass_over_the_chunks_is_counted():
+    (loop,) = (line for line in STEP.splitlines() if "%loop = " in line)
+    found = count_launches(STEP.replace(loop, f"{loop.replace('%loop', '%first')}\n{loop}"))
+    launches = {name: number for name, number in found.items() if "launches" in name}
+    assert launches == {
+        "launches per step": 25,
+        "launches per chunk, pass 1": 4,
+        "launches per chunk, pass 2": 4,
+    }
+
+
 @pytest.mark.effect("plan --config", "plan --topology", "plan --json_out")
 def test_what_each_flag_of_plan_does(tmp_path, monkeypatch):
     def pretend(model_config, settings, spec, topology):

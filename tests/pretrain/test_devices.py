@@ -21,6 +21,7 @@ from cocondenser_jax.pretrain.devices import (
     mapped_encode,
     mapped_forward,
     needed_memory,
+    settle_attention,
 )
 from cocondenser_jax.pretrain.step import LossSettings
 from tests.world import batches_of, encode_in_flax, interpret_kernels, step_of
@@ -218,8 +219,20 @@ def test_an_example_that_is_none_is_refused():
         _ = BatchSpec(seed=0, batch_size=2, length=8, example="span_pairs").n_rows
 
 
-@pytest.mark.parametrize("platform", ["cpuu", "cuda"])
-def test_a_platform_that_is_not_here_is_refused_in_one_line(platform, store_folder, tmp_path):
+def test_a_device_without_kernels_computes_attention_by_xla():
+    config = ModelConfig(vocab_size=90, hidden_size=32, num_attention_heads=2)
+    settings = LossSettings(attention="auto")
+    settled = settle_attention(config, settings, (8, 16))
+    assert settled == (settings._replace(attention="xla"), "")
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [("cpuu", "Unable to initialize"), ("cuda", "its plugin is not installed")],
+)
+def test_a_platform_that_is_not_here_is_refused_in_one_line(
+    platform, reason, store_folder, tmp_path
+):
     """Of a misspelled name JAX (0.10.2) says what it knows; of cuda without its plugin nothing."""
     command = [sys.executable, "-m", "cocondenser_jax.cli", "pretrain"]
     command += ["--config=configs/small.py:condenser", f"--workdir={tmp_path}/run"]
@@ -231,6 +244,6 @@ def test_a_platform_that_is_not_here_is_refused_in_one_line(platform, store_fold
     )
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"cocondenser: JAX_PLATFORMS={platform}: ")
+    assert line.startswith(f"cocondenser: JAX_PLATFORMS={platform}: {reason}")
     assert line.endswith("; expected a platform of this machine, such as cpu, or nothing")
     assert not (tmp_path / "run").exists()

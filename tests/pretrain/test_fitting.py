@@ -38,6 +38,10 @@ def test_chunks_are_as_large_as_memory_allows(available, chunk_size, kept):
     assert fit(available) == (chunk_size, kept, int(available is not None))
 
 
+def test_chunks_that_are_computed_twice_have_256_spans_at_most():
+    assert fit(14.01, n_spans=1024)[:2] == (256, 2)  # 768 fit
+
+
 @pytest.mark.parametrize(
     ("available", "kept"), [(10.01, 8), (9.01, 6), (5.01, 2), (4.01, 1), (3.01, 0), (None, 0)]
 )

@@ -9,6 +9,7 @@ from cocondenser_jax.retriever.compare.rankings import (
     Ranking,
     describe_power,
     first_of,
+    measure,
     vectors_cell,
     with_tests,
 )
@@ -66,6 +67,11 @@ def test_the_first_ten_of_each_query_are_kept():
     assert first_of(run, queries) == {"q": names[:10], "p1": ["p1", "p2"], "none": []}
     alone = first_of(run, queries, ignore_identical_ids=True)
     assert alone == {"q": names[:10], "p1": ["p2"], "none": []}
+    judged = {"q": {"p0": 1}, "p1": {"p2": 1}}
+    for ignored, first in (False, ["p1", "p2"]), (True, ["p2"]):
+        found = measure(ranking("a", [0]), run, judged, ["MRR@10"], ignore_identical_ids=ignored)
+        assert found.first["p1"] == first
+        assert found.metrics["per_query"]["p1"]["MRR@10"] == 1 / len(first)
 
 
 def test_a_cell_of_vectors():

@@ -130,6 +130,18 @@ def test_a_split_names_unknown_queries_and_reads_only_its_own(beir, tmp_path):
         read_split(tmp_path, "dev")
 
 
+def test_a_split_keeps_queries_that_are_judged_without_a_relevant_passage(tmp_path):
+    """They count 0 in a mean, and belong to its number of queries."""
+    queries = {f"q{i}": f"query {i}" for i in range(3)}
+    write_records(
+        tmp_path / "queries.jsonl", [{"_id": name, "text": text} for name, text in queries.items()]
+    )
+    judged = {"q0": {"d1": 1, "d2": 0}, "q1": {"d1": 0}, "q2": {"d2": -1}}
+    (tmp_path / "qrels").mkdir()
+    write_qrels(tmp_path / "qrels" / "test.tsv", judged)
+    assert read_split(tmp_path, "test") == (queries, judged)
+
+
 def test_files_of_queries_may_repeat_each_other_but_not_contradict(tmp_path):
     """As the files of MS MARCO's splits do, whereas a user may number each split from 1."""
     dev, train = tmp_path / "queries.dev.tsv", tmp_path / "queries.train.tsv"

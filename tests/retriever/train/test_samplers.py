@@ -61,6 +61,20 @@ def test_copies_of_a_passage_are_kept_apart(data, tmp_path):
         assert len({passages[data.pairs[int(pair)]["positive_id"]] for pair in batch}) == 4
 
 
+def test_another_process_waits_for_the_batches_of_the_first(data, tmp_path, monkeypatch):
+    made = np.arange(24).reshape(6, 4)
+
+    class OfTheSecond:
+        is_main_process = False
+
+        def wait_for_everyone(self):
+            hard_batches.save_batches(tmp_path / "epoch-0000.npz", made)  # as the first does
+
+    monkeypatch.setattr(samplers, "PartialState", OfTheSecond)
+    batches_of = samplers.hard_batches_by_epoch(SETTINGS, data, None, tmp_path)
+    np.testing.assert_array_equal(batches_of(0), made)
+
+
 def test_an_epoch_has_as_many_batches_as_it_says():
     make = functools.partial(samplers.random_batches, 7, 3, 5)  # one of seven pairs is left
     sampler = samplers.EpochBatchSampler(make, Epoch(1), 7, 3)

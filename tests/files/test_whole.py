@@ -78,6 +78,16 @@ def test_a_file_whose_lines_end_with_carriage_returns_alone_is_refused(end, tmp_
     assert list(read_lines(path)) == [(1, "one"), (2, "bar 1 %\rbar 2 %")]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["one\ntwo\n", "один\r\nдва", "\n"])
+def test_utf_16_without_a_mark_is_refused(text, encoding, tmp_path):
+    """Its Latin and Cyrillic letters are valid UTF-8."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(UserError, match=rf"^{path}:[12]: UTF-16, expected UTF-8$"):
+        list(read_lines(path))
+
+
 def test_bad_lines_are_named(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"good\n\xff\n")

@@ -74,8 +74,8 @@ def read_lines(
                     f"{path}:{number}: a line is larger than {max_bytes // 1_000_000} MB; "
                     "split it first"
                 )
-            # UTF-16 has zeros at its line ends, and most of its letters are valid UTF-8. Zeros alone
-            # are what a crash may leave of a last line.
+            # UTF-16 has zeros at its line ends, and most of its letters are valid UTF-8. After a
+            # crash, a file may end in zeros alone.
             if (data.startswith(b"\0") or data.endswith(b"\0\n")) and data.strip(b"\0"):
                 raise UserError(f"{path}:{number}: UTF-16, expected UTF-8")
             try:

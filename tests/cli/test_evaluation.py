@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from cocondenser_jax.cli import main
-from tests.lines import refusal, whole
+from tests.lines import printed, refusal, run_lines, whole, write_lines
 from tests.world import write_records
 
 RUN = ["q1 d2 d1 d3", "q2 d2 d1", "q3 d4 d3 d2"]
@@ -22,19 +22,6 @@ def folder(tmp_path, monkeypatch):
     write_lines(tmp_path / "qrels.tsv", ["q1 0 d1 1", "q2 0 d2 1", "q3 0 d3 1", "q4 0 d1 1"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write_lines(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def run_lines(rankings):
-    for query, *passages in map(str.split, rankings):
-        yield from (f"{query} Q0 {p} {i} {-i} t" for i, p in enumerate(passages, start=1))
-
-
-def printed(capsys):
-    return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.effect("evaluate --run", "evaluate --qrels", "evaluate --metric")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cocondenser_jax.cli import main
-from tests.lines import refusal, whole
+from tests.lines import refusal, whole, write_lines
 from tests.world import write_beir, write_tokenizer
 
 WORDS = [f"{first}{second}a" for first in "bdgklmnprst" for second in "aeiou"]
@@ -32,10 +32,6 @@ def folders(tmp_path_factory):
     write_lines(made["msmarco"] / "queries.train.tsv", numbered)
     write_lines(made["msmarco"] / "qrels.train.tsv", (f"{i} 0 {i} 1" for i in range(N_QUERIES)))
     return made
-
-
-def write_lines(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def bm25(data):

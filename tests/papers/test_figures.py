@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 from cocondenser_jax.retriever.search.models import load_retriever
 from papers.figures import attention, curves, neighborhood, sizes
 from papers.figures.attention import layer_entropies
+from tests.lines import printed, run_lines, write_lines
 
 STAGE1 = ["q1 d2 d1 d3 d4", "q2 d3 d2"]
 OTHER = ["q1 d1", "q3 d1 d2"]
@@ -32,19 +33,6 @@ def folder(tmp_path, monkeypatch, research_folders, texts):
         write_lines(tmp_path / f"{name}.trec", reversed(list(run_lines(rankings))))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write_lines(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
-
-
-def run_lines(rankings):
-    for query, *passages in map(str.split, rankings):
-        yield from (f"{query} Q0 {p} {i} {-i} t" for i, p in enumerate(passages, start=1))
-
-
-def printed(capsys):
-    return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def entropies(folder, texts, max_tokens):

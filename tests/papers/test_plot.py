@@ -8,18 +8,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from papers.figures.plot import Axis, numbered, write_plot
-
-
-def drawn_lines(svg):
-    """Returns the points [T, 2] of every unfilled path, by stroke."""
-    lines = {}
-    for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
-        style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
-        if style.get("fill") == "none" and "stroke" in style:
-            numbers = re.findall(r"-?[\d.]+", element.get("d", ""))
-            points = np.array(numbers, dtype=float).reshape(-1, 2)
-            lines.setdefault(style["stroke"], []).append(points)
-    return lines
+from tests.svg import drawn_lines
 
 
 def test_every_point_is_drawn_to_scale_and_named(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.compare import report
 from cocondenser_jax.retriever.compare.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
+from tests.svg import drawn_lines
 
 
 def write_lines(path, *rows, end=""):
@@ -67,18 +68,6 @@ def test_a_long_curve_becomes_the_means_of_a_hundred_parts(tmp_path):
     np.testing.assert_allclose(curve.values[-1], values[-10:].mean())
     np.testing.assert_allclose(curve.values @ sizes, values.sum())
     np.testing.assert_allclose(curve.steps @ sizes, np.arange(1003).sum())
-
-
-def drawn_lines(svg):
-    """Returns the points [T, 2] of every unfilled path, by stroke."""
-    lines = {}
-    for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
-        style = dict(re.findall(r"([\w-]+): ([^;]+)", element.get("style", "")))
-        if style.get("fill") == "none" and "stroke" in style:
-            numbers = re.findall(r"-?[\d.]+", element.get("d", ""))
-            points = np.array(numbers, dtype=float).reshape(-1, 2)
-            lines.setdefault(style["stroke"], []).append(points)
-    return lines
 
 
 def test_plot_draws_each_curve_to_scale_in_its_own_color():

@@ -4,7 +4,9 @@ import pytest
 
 from cocondenser_jax.configs import finetune as finetune_config
 from cocondenser_jax.retriever.data.trec import write_run
-from tests.world import change_settings
+from cocondenser_jax.retriever.train import trainer
+from cocondenser_jax.retriever.train.tasks import finetune
+from tests.world import change_settings, read_metrics
 
 
 @pytest.fixture
@@ -32,3 +34,41 @@ def run_file(beir, tmp_path_factory):
     run = {f"q{i}": {f"d{(i + j) % 60}": 10.0 - j for j in range(10)} for i in range(24)}
     write_run(path, run)
     return path
+
+
+@pytest.fixture
+def resume(config, monkeypatch, tmp_path):
+    """f(step, model): fine-tunes at once, and again with an interruption at the step.
+
+    Compares both, and returns the logged steps and how many were made after the interruption.
+    """
+    step_end = trainer._MetricsCallback.on_step_end
+
+    def compare(step, model):
+        def interrupt(self, args, state, control, **kwargs):
+            step_end(self, args, state, control, **kwargs)
+            if state.global_step == step:
+                raise RuntimeError("killed")
+
+        finetune(config, tmp_path / "whole")
+        monkeypatch.setattr(trainer._MetricsCallback, "on_step_end", interrupt)
+        with pytest.raises(RuntimeError, match="killed"):
+            finetune(config, tmp_path / "halves")
+        assert not (tmp_path / "halves" / model).exists()
+        monkeypatch.undo()
+        made = []
+        monkeypatch.setattr(
+            trainer._MetricsCallback,
+            "on_step_begin",
+            lambda *args, **kwargs: made.append(1),
+            raising=False,
+        )
+        finetune(config, tmp_path / "halves")
+
+        whole, halves = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "halves")
+        assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
+        weights = [tmp_path / run / model / "model.safetensors" for run in ("whole", "halves")]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+        return [m["step"] for m in halves], len(made)
+
+    return compare

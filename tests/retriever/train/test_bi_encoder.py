@@ -19,7 +19,7 @@ from cocondenser_jax.retriever.data.folder import (
 )
 from cocondenser_jax.retriever.data.trec import read_run, write_run
 from cocondenser_jax.retriever.search.models import load_retriever, passage_tokens, towers
-from cocondenser_jax.retriever.train import bi_encoder, trainer
+from cocondenser_jax.retriever.train import bi_encoder
 from cocondenser_jax.retriever.train.samplers import random_batches
 from cocondenser_jax.retriever.train.tasks import finetune, resolve
 from cocondenser_jax.retriever.train.training_data import RowCollator, draw_negatives, read_training
@@ -155,9 +155,7 @@ def test_every_epoch_has_each_pair_once_and_its_own_negatives(
 
 
 # In random order, and killed at other moments: test_trainer.py.
-def test_an_interrupted_run_with_hard_batches_ends_as_if_it_had_not_been(
-    config, run_file, monkeypatch, tmp_path
-):
+def test_an_interrupted_run_with_hard_batches_ends_as_if_it_had_not_been(config, run_file, resume):
     change_settings(
         config,
         {
@@ -169,35 +167,7 @@ def test_an_interrupted_run_with_hard_batches_ends_as_if_it_had_not_been(
             "checkpoint.every": 4,
         },
     )
-    finetune(config, tmp_path / "whole")
-
-    step_end = trainer._MetricsCallback.on_step_end
-
-    def interrupt(self, args, state, control, **kwargs):
-        step_end(self, args, state, control, **kwargs)
-        if state.global_step == 11:
-            raise RuntimeError("killed")
-
-    monkeypatch.setattr(trainer._MetricsCallback, "on_step_end", interrupt)
-    with pytest.raises(RuntimeError, match="killed"):
-        finetune(config, tmp_path / "halves")
-    assert not (tmp_path / "halves" / "retriever").exists()
-    monkeypatch.undo()
-    steps = []
-    monkeypatch.setattr(
-        trainer._MetricsCallback,
-        "on_step_begin",
-        lambda *args, **kwargs: steps.append(1),
-        raising=False,
-    )
-    finetune(config, tmp_path / "halves")
-    assert len(steps) == 18 - 8
-
-    whole, halves = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "halves")
-    assert [m["step"] for m in halves] == list(range(1, 19))
-    assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
-    weights = [tmp_path / run / "retriever" / "model.safetensors" for run in ("whole", "halves")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert resume(11, "retriever") == (list(range(1, 19)), 18 - 8)
 
 
 def test_bfloat16_is_close_and_not_the_same(config, tmp_path):

@@ -192,40 +192,10 @@ def test_the_result_is_a_folder_for_sentence_transformers(config, tmp_path, monk
         finetune(config, tmp_path / "run")
 
 
-def test_an_interrupted_run_ends_as_if_it_had_not_been(config, monkeypatch, tmp_path):
+def test_an_interrupted_run_ends_as_if_it_had_not_been(config, resume):
     # Of 24 rows, three are left of an epoch.
     change_settings(config, {"train.epochs": 2, "data.batch_size": 7, "checkpoint.every": 2})
-    finetune(config, tmp_path / "whole")
-
-    step_end = trainer._MetricsCallback.on_step_end
-
-    def interrupt(self, args, state, control, **kwargs):
-        step_end(self, args, state, control, **kwargs)
-        if state.global_step == 5:
-            raise RuntimeError("killed")
-
-    monkeypatch.setattr(trainer._MetricsCallback, "on_step_end", interrupt)
-    with pytest.raises(RuntimeError, match="killed"):
-        finetune(config, tmp_path / "halves")
-    assert not (tmp_path / "halves" / "cross_encoder").exists()
-    monkeypatch.undo()
-    steps = []
-    monkeypatch.setattr(
-        trainer._MetricsCallback,
-        "on_step_begin",
-        lambda *args, **kwargs: steps.append(1),
-        raising=False,
-    )
-    finetune(config, tmp_path / "halves")
-    assert len(steps) == 6 - 4
-
-    whole, halves = read_metrics(tmp_path / "whole"), read_metrics(tmp_path / "halves")
-    assert [m["step"] for m in halves] == list(range(1, 7))
-    assert [m["loss"] for m in halves] == [m["loss"] for m in whole]
-    weights = [
-        tmp_path / run / "cross_encoder" / "model.safetensors" for run in ("whole", "halves")
-    ]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert resume(5, "cross_encoder") == (list(range(1, 7)), 6 - 4)
 
 
 @pytest.mark.parametrize(

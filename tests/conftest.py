@@ -54,6 +54,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 pytest_plugins = ["tests.retrieval_data"]
+pytest.register_assert_rewrite("tests.recording")  # shows the lines that differ
 
 TEXTS = (
     "The CLS vector has to carry the meaning of the whole passage.",

@@ -33,7 +33,7 @@ PLACE = re.compile(r"=(articles\.jsonl\.xz|bert-base-uncased|stores/.*|runs/.*|d
 WRITTEN = [json.dumps(ODD_NAME)[1:-1], escape_control(ODD_NAME)]
 WRITTEN += [WRITTEN[1].replace("'", "'\"'\"'"), ODD_NAME]
 # What other versions of a library write otherwise.
-VERSIONS = r'(?<=": ")\d+(\.\d+)+(?=")|(?<= )\d+\.\d+\.\d+(?= \|)|(?<="bytes": )\d+'
+VERSIONS = r'(?<=": ")\d+(\.\d+)+(?=")|(?<= )\d+(\.\d+){2,}(?= \|)|(?<="bytes": )\d+'
 # The .json files that other libraries write, or whose content changes with the machine.
 BY_OTHERS = "token|retriever|cross_encoder|resolved/config.json|bm25/|sha256.json|probe.json"
 CREDENTIALS = "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"

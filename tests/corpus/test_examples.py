@@ -1,6 +1,7 @@
 """The kinds of examples: their names, and the units that they are drawn from."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cocondenser_jax.corpus.examples import (
     BatchSpec,
 )
 from cocondenser_jax.corpus.store import open_store
+from cocondenser_jax.corpus.token_files import Texts
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.settings import declared_settings
 from tests.world import make_texts, write_store
@@ -25,8 +27,14 @@ def test_settings_and_objectives_name_examples():
 
 
 def test_only_a_sentence_in_place_of_a_query_has_five_words():
-    words = {name: EXAMPLES[name].make.keywords for name in ("cloze", "sentence")}
-    assert words == {"cloze": {"min_words": 1}, "sentence": {"min_words": 5}}
+    """Of a span with sentences of four and five words, of one token each."""
+    starts = np.array([[2, 1, 1, 1, 2, 1, 1, 1, 1]], np.uint8)
+    span = Texts(np.arange(1, 10)[None], starts, np.array([9]))
+    store = SimpleNamespace(read_spans=lambda numbers, length: span)
+    draws_IxS = np.random.default_rng(0).integers(0, 2**64, (50, 2), np.uint64)
+    for name, lengths in (("cloze", {4, 5}), ("sentence", {5})):
+        made = (EXAMPLES[name].make(store, np.array([0]), draws, 9) for draws in draws_IxS)
+        assert {int(texts.n_tokens_N[0]) for texts in made} == lengths, name
 
 
 def test_only_what_the_decoder_reads_is_masked_as_it_says():

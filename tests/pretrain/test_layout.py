@@ -61,11 +61,19 @@ def assert_same(found, expected, tolerance=1e-5):
     ("n_devices", "chunk_size", "n_kept", "rate"),
     [(1, 8, 3, 0.1), (8, 2, 1, 0.0)],
 )
-def test_kept_chunks_change_no_gradient(config, n_devices, chunk_size, n_kept, rate):
+def test_kept_chunks_change_no_gradient(config, n_devices, chunk_size, n_kept, rate, monkeypatch):
+    kept, loss_gradient = [], step_module.loss_gradient
+
+    def noted(*arguments, n_kept, **functions):
+        kept.append(n_kept)
+        return loss_gradient(*arguments, n_kept=n_kept, **functions)
+
+    monkeypatch.setattr(step_module, "loss_gradient", noted)
     twice = losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size)
     config = changed(config, train__kept_chunks=n_kept)
     assert step_of(config, 1).loss.kept_chunks == n_kept
     assert_same(losses_and_gradient(config, n_devices, rate, chunk_size=chunk_size), twice)
+    assert (kept[0], kept[-1]) == (0, n_kept)
 
 
 @pytest.mark.parametrize(("n_devices", "model_type"), [(8, "bert"), (1, "modernbert")])

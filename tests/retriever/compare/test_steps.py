@@ -63,6 +63,12 @@ def test_seconds_are_added_up_and_leave_with_what_is_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["c", "folder", SECONDS]
 
 
+def test_results_without_seconds_are_removed(tmp_path):
+    (tmp_path / "a").touch()
+    remove_results(tmp_path, [tmp_path / "a"])
+    assert [path.name for path in tmp_path.iterdir()] == [SECONDS]
+
+
 def test_a_removal_that_is_killed_is_repeated(tmp_path):
     """Seconds are removed first: what is left of the results is then removed again."""
     write_json(tmp_path / SECONDS, {"a": 1.0})

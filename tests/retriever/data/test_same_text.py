@@ -6,6 +6,7 @@ from cocondenser_jax.retriever.data.ranking import evaluate_run
 from cocondenser_jax.retriever.data.same_text import (
     count_added,
     count_copies,
+    note_firsts,
     warn_of_copies,
     with_copies,
 )
@@ -38,6 +39,14 @@ def test_queries_are_counted_that_find_a_copy_which_is_not_judged():
     others = {"q1": ["a"], "q2": []}
     rankings = {"first": FIRST, "others": others, "twice": {"q1": ["b", "b"], "q2": ["e"]}}
     assert count_copies(rankings, QRELS, texts) == {"first": 1, "others": 0, "twice": 1}
+
+
+def test_the_first_ten_passages_of_judged_queries_are_noted():
+    scores = {f"p{i}": -float(i) for i in range(12)}
+    results = [("q1", scores), ("unjudged", scores)]
+    noted = {}
+    assert [*note_firsts(iter(results), QRELS, noted)] == results
+    assert noted == {"q1": [f"p{i}" for i in range(10)]}
 
 
 def test_the_warning_is_one_line_and_the_metric_is_trec_evals(caplog):

@@ -152,6 +152,13 @@ def test_what_the_folder_says_of_itself(exported):
     assert not (out / "model.pt").exists()
 
 
+def test_the_config_names_token_types_where_the_family_has_them(exported):
+    out, _, _ = exported
+    families = type(AutoConfig.from_pretrained(out))().to_dict()
+    config = json.loads((out / "config.json").read_text())
+    assert ("type_vocab_size" in config) == ("type_vocab_size" in families)
+
+
 def test_the_programs_of_the_card_run_and_agree(exported, monkeypatch):
     out, _, _ = exported
     programs = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)

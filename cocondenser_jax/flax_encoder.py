@@ -7,7 +7,7 @@ of PyTorch but for rounding.
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode, require_devices
 from cocondenser_jax.representation import POOLINGS, Representation
-from cocondenser_jax.retriever.search.models import pooling_of, towers
+from cocondenser_jax.retriever.search.models import Precision, pooling_of, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
 # Largest accepted difference, relative to a vector's length. Rounding causes about 1e-6, the other
@@ -34,20 +34,29 @@ _LONGEST = 96  # tokens of texts that are compared: more than ModernBERT's local
 
 
 def run_in_flax(
-    model: SentenceTransformer, folder: ModelFolder, batch_size: int, dtype: str = "float32"
-) -> None:
+    model: SentenceTransformer,
+    folder: ModelFolder,
+    batch_size: int,
+    precision: Precision = "float32",
+) -> Literal["float32", "bfloat16"]:
     """Makes a retriever compute its transformer, or both towers', on all JAX devices of this host.
 
     Args:
       model: the result of `models.load`; changed in place.
       folder: its model folder.
       batch_size: maximum texts per forward pass, over all devices.
-      dtype: of the matrix products; parameters and vectors are float32.
+      precision: of the matrix products; auto: bfloat16 unless the devices are CPUs. Parameters and
+        vectors are float32.
+
+    Returns:
+      The precision that was chosen.
 
     Raises:
       UserError: for a network that is none of `backbones.BACKBONES`, or another pooling.
     """
     require_devices()
+    if precision == "auto":
+        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     pooling = pooling_of(model)
     if pooling is None or pooling not in POOLINGS:
         raise UserError(f"{folder.path} pools by {pooling}: with jax, expected cls or mean")
@@ -65,8 +74,9 @@ def run_in_flax(
         in_torch = torch.nn.Sequential(tower, Pooling(config.hidden_size, pooling))
         program = "in JAX (expected --backend=torch)"
         require_same_vectors(network.path, in_torch, tower.tokenizer, config, params, program)
-        encode = mapped_encode(config, params, dtype, batch_size)
+        encode = mapped_encode(config, params, precision, batch_size)
         tower.forward = _forward(encode, config.max_length, pad_id)
+    return precision
 
 
 def require_same_vectors(

@@ -2,9 +2,7 @@ r"""A small Condenser and coCondenser from scratch, for a laptop or two cores of
 
 For a corpus of some 25 million tokens, such as 6,600 English Wikipedia articles, in spans of 64
 with the vocabulary of bert-base-uncased. On two idle cores, stage 1 should take about three hours
-and stage 2 half an hour: 1,650 steps of stage 1 took 35 minutes, 790 of stage 2 took 25. Those
-shorter runs (`--config.train.steps=1650` and 790) gave the figure in docs/log.md, "Small
-comparisons".
+and stage 2 half an hour: 1,650 steps of stage 1 took 35 minutes, 790 of stage 2 took 25.
 
   cocondenser pretrain --config=configs/small.py:condenser --workdir=runs/wiki-condenser \
     --config.data.store=stores/wiki

@@ -12,8 +12,8 @@ from string import Template
 from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError
+from cocondenser_jax.files.steps import make_once
 from cocondenser_jax.files.whole import read_json
-from cocondenser_jax.retriever.compare.steps import make_once
 
 Command = list[str]
 

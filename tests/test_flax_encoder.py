@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -77,9 +78,20 @@ def test_both_towers_are_computed(research_folders, tmp_path):
     run_in_flax(model, open_model(tmp_path / "two"), batch_size=3)
     np.testing.assert_allclose(model.encode_query(["early layers"]), expected, rtol=0, atol=1e-4)
     model = load_retriever(tmp_path / "two")
-    run_in_flax(model, open_model(tmp_path / "two"), batch_size=3, dtype="bfloat16")
+    run_in_flax(model, open_model(tmp_path / "two"), batch_size=3, precision="bfloat16")
     error = relative_error(model.encode_query(["early layers"]), expected)
     assert 1e-3 < error < 3e-2
+
+
+@pytest.mark.parametrize(("devices", "expected"), [("cpu", "float32"), ("tpu", "bfloat16")])
+def test_the_devices_of_jax_decide_what_auto_is(research_folders, monkeypatch, devices, expected):
+    auto, chosen = (load_retriever(research_folders["bert"]) for _ in range(2))
+    folder = open_model(research_folders["bert"])
+    monkeypatch.setattr(jax, "default_backend", lambda: devices)
+    assert run_in_flax(auto, folder, batch_size=3, precision="auto") == expected
+    assert run_in_flax(chosen, folder, batch_size=3, precision=expected) == expected
+    texts = ["early layers", "the span of a document"]
+    np.testing.assert_array_equal(auto.encode(texts), chosen.encode(texts))
 
 
 @pytest.mark.parametrize(

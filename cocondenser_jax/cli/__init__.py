@@ -1,7 +1,7 @@
-"""`cocondenser <command>`: parses the command line, calls one function, prints the result.
+"""`cocondenser <command>`: parses the command line, calls the package, prints the result.
 
-A command is a function with its flags declared above it; its docstring is the help. It returns the
-exit status, None for 0. Libraries are imported inside it, so that `--help` and errors are fast.
+A command is a function with its flags declared above it; its docstring is the help. Libraries are
+imported inside it, so that `--help` and errors are fast.
 """
 
 import contextlib
@@ -103,7 +103,8 @@ def _run(words: list[str]) -> int:
             signal.signal(number, _end)
     try:
         with _ended_after_all(), PROGRAM.make_context("cocondenser", words) as context:
-            return PROGRAM.invoke(context) or 0
+            PROGRAM.invoke(context)
+            return 0
     except click.exceptions.Exit as end:  # after --help
         return end.exit_code
 

@@ -115,7 +115,8 @@ def evaluate(run, qrels, metric, compare_with, data, report, ignore_identical_id
             old, new = rankings[compare_with], rankings[run]
             firsts = {each.name: each.first for each in (old, new)}
             warn_of_copies(firsts, judgments, lambda _: read_texts(data))
-            write_changes(report, old, new, judged)
+            test = result["comparisons"][judged.metric]
+            write_changes(report, old, new, judged, test)
             print_text(f"report: {report}")
     if json_out:
         write_json(json_out, result)

@@ -228,9 +228,12 @@ class _Flag(click.Option):
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
         """Refuses the flag if it would have no effect; `opts` holds the given flags."""
-        if self.goes_with and self.name in opts and not {*self.goes_with} & {*opts}:
+        if not self.goes_with or {*self.goes_with} & {*opts}:
+            return super().handle_parse_result(ctx, opts, args)
+        if self.name in opts:
             raise click.UsageError(f"--{self.name} goes with {_either(self.goes_with)}", ctx)
-        return super().handle_parse_result(ctx, opts, args)
+        ctx.params[str(self.name)] = None  # a default that has no effect is not checked either
+        return None, args
 
 
 def _either(names: Sequence[str]) -> str:
@@ -373,14 +376,16 @@ EXPERIMENT = (
 )
 JSON_OUT = flag("--json_out", OUTPUT_FILE, "also write the results to this JSON file")
 # Fields of `representation.Given`, which override a model folder's settings.
-POOLING = flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own")
-SIMILARITY = flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own")
-QUERY_PROMPT = flag("--query_prompt", str, "text before each query (default: the model's own)")
-PASSAGE_PROMPT = flag(
-    "--passage_prompt", str, "text before each passage (default: the model's own)"
+GIVEN = (
+    flag("--pooling", (None, "cls", "mean"), "pooling other than the model's own"),
+    flag("--similarity", (None, "dot", "cosine"), "similarity other than the model's own"),
+    flag("--query_prompt", str, "text before each query (default: the model's own)"),
+    flag("--passage_prompt", str, "text before each passage (default: the model's own)"),
+    flag("--dimensions", click.IntRange(1), "keep only the first N dimensions of a vector"),
 )
-DIMENSIONS = flag("--dimensions", click.IntRange(1), "keep only the first N dimensions of a vector")
-GIVEN = (POOLING, SIMILARITY, QUERY_PROMPT, PASSAGE_PROMPT, DIMENSIONS)
+TITLE_SEPARATOR = flag(
+    "--title_separator", str, "separator of title and text (default: the model's own, a space)"
+)
 ignore_identical_ids = partial(
     flag,
     "--ignore_identical_ids",

@@ -23,6 +23,7 @@ from cocondenser_jax.cli.flags import (
     OUTPUT_FILE,
     RUN_OF_DATA,
     TASK,
+    TITLE_SEPARATOR,
     command,
     flag,
     precision,
@@ -130,9 +131,7 @@ def _open(
     ),
     precision("GPU or CPU"),
     *GIVEN,
-    flag(
-        "--title_separator", str, "separator of title and text (default: the model's own, a space)"
-    ),
+    TITLE_SEPARATOR,
     flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),
     flag("--parquet", OUTPUT_FILE, "also write passages and vectors to this file, for a database"),
     JSON_OUT,

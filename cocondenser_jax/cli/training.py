@@ -13,6 +13,7 @@ from cocondenser_jax.cli.flags import (
     EXPERIMENT,
     GIVEN,
     JSON_OUT,
+    TITLE_SEPARATOR,
     command,
     flag,
     required,
@@ -20,8 +21,6 @@ from cocondenser_jax.cli.flags import (
 )
 from cocondenser_jax.cli.output import print_command, print_metrics, print_text
 from cocondenser_jax.errors import UserError
-
-_SMALL_LENGTH = 64  # tokens of a span in configs/small.py
 
 
 @command(
@@ -82,12 +81,11 @@ def corpus(corpus, tokenizer, out, max_length, short_span_prob, json_out, **flag
             )
     dropped = {f"dropped, {reason}": n for reason, n in manifest["dropped"].items()}
     print_metrics(manifest["counts"] | dropped, json_out)
-    length = [] if max_length == _SMALL_LENGTH else [f"--config.data.length={max_length}"]
     print_command(
         "pretrain",
         "--config=configs/small.py:condenser",
         f"--config.data.store={out}",
-        *length,
+        f"--config.data.length={max_length}",
         "--workdir=runs/condenser",
     )
 
@@ -184,13 +182,6 @@ def convert(run_dir, out, step):
 
     export_run(run_dir, out, step=step)
     print_text(out)
-    print_command(
-        "finetune",
-        "--config=configs/finetune.py:small",
-        f"--config.model.folder={out}",
-        "--config.data.folder=DATA",
-        f"--workdir={out}-finetuned",
-    )
 
 
 @command(
@@ -198,9 +189,7 @@ def convert(run_dir, out, step):
     required("--model", str, "the model: a folder or Hub name"),
     required("--out", Path, "output folder"),
     *GIVEN,
-    flag(
-        "--title_separator", str, "separator of title and text (default: the model's own, a space)"
-    ),
+    TITLE_SEPARATOR,
 )
 def resolve(model, out, **given):
     """Copy a published model so that pretrain can start from it without PyTorch."""

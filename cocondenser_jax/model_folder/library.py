@@ -6,7 +6,8 @@ folder. It therefore matches the published model by construction.
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,26 @@ def _require_layers(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
+_ONE_THREAD = threading.RLock()  # replaces `from_pretrained` at a time
+
+
+@contextlib.contextmanager
+def _loading_by(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Makes transformers load networks by `replacement(from_pretrained, cls, *args, **kwargs)`."""
+    models: Any = transformers.PreTrainedModel
+    with _ONE_THREAD:
+        own = models.__dict__["from_pretrained"]
+
+        def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            return replacement(own.__func__, cls, *args, **kwargs)
+
+        models.from_pretrained = classmethod(from_pretrained)
+        try:
+            yield
+        finally:
+            models.from_pretrained = own
+
+
 @contextlib.contextmanager
 def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[None]:
     """Silences the libraries while a model loads, and turns their errors into one line.
@@ -95,13 +116,11 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
     """
     missing: list[str] = []
     misshapen: list[str] = []
-    models: Any = transformers.PreTrainedModel
-    load = models.__dict__["from_pretrained"]
 
-    def load_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_and_note(load: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         # Without these, its errors refer to a report that is not shown.
         told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, info = load.__func__(cls, *args, **{**kwargs, **told})
+        model, info = load(cls, *args, **{**kwargs, **told})
         for name, found, expected in info["mismatched_keys"]:
             misshapen.append(f"{name} is {tuple(found)}, expected {tuple(expected)}")
         missing.extend(
@@ -113,14 +132,13 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
     transformers.utils.logging.disable_progress_bar()
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
-    # sentence-transformers (6.2.0) does not pass on the loading report of transformers.
-    models.from_pretrained = classmethod(load_and_note)
     try:
-        yield
+        # sentence-transformers (6.2.0) does not pass on the loading report of transformers.
+        with _loading_by(load_and_note):
+            yield
     except Exception as error:  # the libraries raise anything for a broken folder
         raise UserError(f"{folder} cannot be loaded as a {kind}: {whole_message(error)}") from error
     finally:
-        models.from_pretrained = load
         transformers.utils.logging.set_verbosity(verbosity)
     if misshapen:
         raise UserError(
@@ -198,7 +216,7 @@ def read_modules(folder: Path) -> tuple[Representation, bool]:
       UserError: for modules that `Representation` cannot describe, or two towers with different
         representations.
     """
-    with loading(folder, "bi-encoder"), _without_weights():
+    with loading(folder, "bi-encoder"), _loading_by(_make_from_config):
         model = SentenceTransformer(str(folder), device="meta", local_files_only=True)
     try:
         passages, *others = [_describe(model, modules) for modules in _routes(model)]
@@ -210,21 +228,10 @@ def read_modules(folder: Path) -> tuple[Representation, bool]:
     return passages, any(tower.do_lower_case for tower in towers)
 
 
-@contextlib.contextmanager
-def _without_weights() -> Iterator[None]:
-    """Makes transformers build networks from config.json alone, without reading weights."""
-    models: Any = transformers.PreTrainedModel
-    load = models.__dict__["from_pretrained"]
-
-    def make(cls: Any, *_: Any, config: Any, **__: Any) -> Any:
-        with torch.device("meta"):
-            return cls(config)
-
-    models.from_pretrained = classmethod(make)
-    try:
-        yield
-    finally:
-        models.from_pretrained = load
+def _make_from_config(_: Any, cls: Any, *__: Any, config: Any, **___: Any) -> Any:
+    """Builds a network from config.json alone, without reading weights."""
+    with torch.device("meta"):
+        return cls(config)
 
 
 def _routes(model: SentenceTransformer) -> list[list[Any]]:

@@ -26,6 +26,7 @@ from cocondenser_jax.corpus.folders import require_not_read
 from cocondenser_jax.corpus.sources import documents_sha256, require_source
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import lock_folder, require_own, start_or_compare
+from cocondenser_jax.files.steps import make_once, seconds_of
 from cocondenser_jax.files.whole import new_folder
 from cocondenser_jax.model_folder.folder import require_outside
 from cocondenser_jax.model_folder.hub import require_place
@@ -47,7 +48,6 @@ from cocondenser_jax.retriever.compare.rankings import (
     with_tests,
 )
 from cocondenser_jax.retriever.compare.report import write_report
-from cocondenser_jax.retriever.compare.steps import make_once, seconds_of
 from cocondenser_jax.retriever.compare.trial import (
     Trial,
     check_trial,

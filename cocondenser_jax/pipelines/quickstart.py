@@ -39,6 +39,7 @@ from cocondenser_jax.corpus.build import build_store, build_vocabulary
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.files.runs import lock_folder, start_or_compare
+from cocondenser_jax.files.steps import SECONDS, make_once, seconds_of
 from cocondenser_jax.files.whole import new_folder, read_object, write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.pipelines.pretraining import pretrain_model
@@ -52,7 +53,6 @@ from cocondenser_jax.retriever.compare.comparison import (
 )
 from cocondenser_jax.retriever.compare.rankings import Ranking, comparison_table, with_tests
 from cocondenser_jax.retriever.compare.report import write_report
-from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, seconds_of
 from cocondenser_jax.retriever.data.beir import write_beir, write_passages
 from cocondenser_jax.retriever.data.folder import read_split, read_texts
 from cocondenser_jax.retriever.data.layouts import Passage

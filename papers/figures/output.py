@@ -1,4 +1,4 @@
-"""Shared parts of the drawing scripts: running, flags for outputs, printing."""
+"""Shared parts of the scripts in this folder and of `papers`: running, flags, printing."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ def run_script(
     draw: Callable[[argparse.Namespace], None],
     argv: Sequence[str] | None,
 ) -> None:
-    """Draws according to the flags; a UserError becomes one line and exit status 2."""
+    """Calls `draw` with the flags; a UserError becomes one line and exit status 2."""
     arguments = parser.parse_args(argv)
     try:
         draw(arguments)

@@ -565,6 +565,7 @@ ARRIVES = {
             "write_changes.before": "measure(b)",
             "write_changes.after": "measure(run)",
             "write_changes.judged": "Judged",
+            "write_changes.test": "compare().__getitem__()",
             "Judged.metric": "metric_name(MRR@10)",
             "Judged.qrels": "read_qrels(qrels)",
             "Judged.queries": "read_queries(d)",

@@ -107,6 +107,12 @@ def test_the_queries_that_change_are_shown(folder, capsys):
     assert main([*command, "--report=page.html"]) == 0
     assert (folder / "page.html").read_text() == (folder / "report.html").read_text()
     (folder / "report.html").unlink()
+    (folder / "report.html").mkdir()  # is in the way of a report only
+    assert main(compared.split()) == 0
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "report.html" in capsys.readouterr().err
+    (folder / "report.html").rmdir()
     page = (folder / "page.html").read_text()
     gained, lost = page[page.index("Gained most") :].split("Lost most")
     assert re.findall(r'<span class="gain">(.*?)</span> (\w+)', gained) == [("+0.167", "third")]

@@ -382,6 +382,10 @@ NO_MANIFEST = (
             "the query is empty or not UTF-8: expected some words",
         ),
         (
+            "search --corpus=DATA --query=",
+            "the query is empty or not UTF-8: expected some words",
+        ),
+        (
             "search --index=INDEX --model=MODEL --query=x --hybrid=sum",
             "Invalid value for '--hybrid': 'sum' is not one of 'min_max'…",
         ),

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cocondenser_jax.cli import main, training
-from cocondenser_jax.configs import small
+from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.corpus.tokenizer import load_tokenizer
 from cocondenser_jax.errors import UserError
@@ -42,10 +41,6 @@ def test_a_store(tmp_path, capsys):
     )
     assert store.tokenizer_sha256 == load_tokenizer(tokenizer).sha256
     assert store.read_spans(np.arange(store.n_spans), 50)[2].max() == 10 - 2
-
-
-def test_a_store_of_the_small_configs_length_needs_no_flag_of_it():
-    assert small.get_config("condenser").data.length == training._SMALL_LENGTH
 
 
 @pytest.mark.effect("corpus --short_span_prob")

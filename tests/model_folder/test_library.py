@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 import safetensors.torch
@@ -174,3 +175,29 @@ def test_the_library_is_as_before_whether_a_model_loads_or_not(model_folder, tmp
     representation, lowers_case = read_modules(model_folder)
     assert (representation.pooling, lowers_case) == ("mean", False)
     assert state_of_the_library() == before
+
+
+def test_one_thread_at_a_time_replaces_how_the_library_loads(tmp_path):
+    before = state_of_the_library()
+    entered, left = threading.Event(), threading.Event()
+    order = []
+
+    def first():
+        with loading(tmp_path, "bi-encoder"):
+            entered.set()
+            left.wait(0.5)  # the second thread would enter meanwhile
+            order.append("first ends")
+
+    def second():
+        entered.wait()
+        with loading(tmp_path, "bi-encoder"):
+            order.append("second begins")
+            left.set()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert order == ["first ends", "second begins"]
+    assert state_of_the_library()[0] is before[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.retriever.compare.steps import SECONDS
+from cocondenser_jax.files.steps import SECONDS
 from papers.reproduce import PAPERS
 from papers.steps import Best, Folders, Step, best, removable, run_steps, unfinished, within
 from tests.papers import rows

@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
+from cocondenser_jax.files.steps import make_once, seconds_of, timed
 from cocondenser_jax.files.whole import write_json
 from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.retriever.compare.changes import Changes, Judged, find_changes
 from cocondenser_jax.retriever.compare.rankings import Ranking, measure, with_tests
-from cocondenser_jax.retriever.compare.steps import make_once, seconds_of, timed
 from cocondenser_jax.retriever.compare.trial import STARTED, Trial
 from cocondenser_jax.retriever.data.folder import read_asked, read_split
 from cocondenser_jax.retriever.data.identical_ids import finds_itself, warn_of_identical_ids

@@ -17,7 +17,7 @@ from cocondenser_jax.retriever.compare.differences import Differences
 from cocondenser_jax.retriever.compare.panels import Panel, in_order, panel_of
 from cocondenser_jax.retriever.compare.plots import COLORS, Curve, gains_svg, plot_svg, read_curves
 from cocondenser_jax.retriever.compare.rankings import Ranking
-from cocondenser_jax.retriever.data.significance import compare, format_interval, format_p
+from cocondenser_jax.retriever.data.significance import format_interval, format_p
 
 _HTML = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -45,9 +45,13 @@ def write_run_report(workdirs: Sequence[Path], out: Path) -> None:
     write_report(out, "Runs", ", ".join(by_name), by_name)
 
 
-def write_changes(out: Path, before: Ranking, after: Ranking, judged: Judged) -> None:
-    """Writes a report on the changes from one ranking to another, by query."""
-    test = compare(after.metrics["per_query"], before.metrics["per_query"])[judged.metric]
+def write_changes(
+    out: Path, before: Ranking, after: Ranking, judged: Judged, test: Mapping[str, Any]
+) -> None:
+    """Writes a report on the changes from one ranking to another, by query.
+
+    `test` is the entry of `significance.compare` for the metric.
+    """
     summary = (
         f"{judged.metric}: {after.name} {test['mean']:.4f}, {before.name} {test['other_mean']:.4f},"
         f" difference {test['difference']:+.4f} ({format_interval(test['interval'], digits=4)}),"

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.runs import start_or_compare
+from cocondenser_jax.files.steps import make_once, remove_results
 from cocondenser_jax.files.whole import file_sha256, new_file, read_object, write_json
-from cocondenser_jax.retriever.compare.steps import make_once, remove_results
 from cocondenser_jax.retriever.data.beir import write_passages
 from cocondenser_jax.retriever.data.folder import (
     corpus_source,

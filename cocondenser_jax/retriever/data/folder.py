@@ -19,6 +19,7 @@ from cocondenser_jax.files.tables import (
     name_columns,
     plain_name,
 )
+from cocondenser_jax.files.whole import without_surrogates
 from cocondenser_jax.representation import join_title
 from cocondenser_jax.retriever.data import layouts
 from cocondenser_jax.retriever.data.identical_ids import require_other_answers
@@ -38,6 +39,12 @@ class Asked(NamedTuple):
 def passage_text(passage: Passage, separator: str = " ") -> str:
     """Joins a passage's title and text as encoders and (with a space) BM25 read it."""
     return join_title(passage.title, passage.text, separator)
+
+
+def require_query(text: str) -> None:
+    """Raises a UserError for a query that is blank or not UTF-8."""
+    if not text.strip() or without_surrogates(text) != text:
+        raise UserError("the query is empty or not UTF-8: expected some words")
 
 
 def corpus_file(source: Path) -> Path:

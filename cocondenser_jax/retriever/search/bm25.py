@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow  # type: ignore[import-untyped]
 from tqdm import tqdm
 
+from cocondenser_jax.corpus.folders import find_place
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.memory import available_bytes
 from cocondenser_jax.files.runs import require_intact, write_checksums
@@ -25,6 +26,7 @@ from cocondenser_jax.retriever.data.folder import (
     read_corpus,
     read_texts,
     relevant_passages,
+    require_query,
     searched_passages,
     warn_of_missing,
 )
@@ -218,7 +220,12 @@ def index_corpus(corpus: str | Path, language: str | None) -> LexicalIndex:
 
 
 def find_passages(index: LexicalIndex, query: str, k: int) -> list[tuple[float, Passage]]:
-    """Returns the `k` best passages for one query with their scores, best first."""
+    """Returns the `k` best passages for one query with their scores, best first.
+
+    Raises:
+      UserError: see `require_query`.
+    """
+    require_query(query)
     (ranking,) = rank_by_bm25(index.bm25, [query], k)
     return [(score, passage_at(index.passages, row)) for row, score in ranking.items()]
 
@@ -312,7 +319,7 @@ def require_memory(source: str | Path, language: str) -> None:
     Raises:
       UserError: if it exceeds the available memory.
     """
-    file = Path(source)
+    file = find_place(source).path
     if not file.is_file() or plain_suffix(file) not in (".jsonl", ".tsv"):
         return
     if file.stat().st_size < _SMALL_FILE:
@@ -346,9 +353,6 @@ def estimate_bytes(file: Path, language: str) -> int:
 
 
 def _read_index(folder: Path) -> Bm25Index:
-    path = folder / _LANGUAGE_FILE
-    if not path.is_file():
-        raise UserError(f"{folder} does not name its language")
     scores = import_bm25s().BM25.load(folder, mmap=True)
-    language = str(read_object(path)["language"])
+    language = str(read_object(folder / _LANGUAGE_FILE)["language"])
     return Bm25Index(scores, language, term_finder(language))

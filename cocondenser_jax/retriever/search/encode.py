@@ -57,8 +57,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Replaces the transformer of a retriever; takes the retriever, its model folder, a batch size and a
-# precision.
-Backend = Callable[["SentenceTransformer", ModelFolder, int, str], None]
+# precision, and returns the precision that "auto" stands for.
+Backend = Callable[
+    ["SentenceTransformer", ModelFolder, int, "Precision"], Literal["float32", "bfloat16"]
+]
 
 _TASKS = "tasks.json"  # the settings of a folder that several tasks fill
 _BLOCK = 5_000  # passages tokenized and sorted together
@@ -178,15 +180,16 @@ def load_encoder(encoding: Encoding) -> Encoder:
 
     model = load(encoding.model, passage_length=encoding.max_length)
     require_whole_bytes(encoding.dtype, model.get_embedding_dimension() or 0)
-    in_torch = encoding.backend is None
-    in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=in_torch)
-    precision: Literal["float32", "bfloat16"] = "bfloat16" if in_bfloat16 else "float32"
-    torch_on_cpu = in_torch and model.device.type == "cpu"
+    torch_on_cpu = encoding.backend is None and model.device.type == "cpu"
     batch_size = encoding.batch_size or (32 if torch_on_cpu else 128)
     for tower in towers(model).values():
         tower.unpad_inputs = False  # True with flash attention, which would join all texts
+    precision: Literal["float32", "bfloat16"]
     if encoding.backend:
-        encoding.backend(model, encoding.model, batch_size, precision)
+        precision = encoding.backend(model, encoding.model, batch_size, encoding.precision)
+    else:
+        in_bfloat16 = uses_bfloat16(encoding.precision, on_cpu=True)
+        precision = "bfloat16" if in_bfloat16 else "float32"
     return Encoder(
         model=model,
         sha256=encoding.model.sha256(),

@@ -3,6 +3,7 @@
 faiss computes on the CPU and PyTorch on a GPU, both in float32, with the same results.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import faiss
@@ -33,6 +34,17 @@ def float_blocks(shards: Iterable[Vectors], n_rows: int | None = None) -> Iterat
             yield np.asarray(vectors_NxD[start : start + n_rows], np.float32)
 
 
+@contextlib.contextmanager
+def _matrices_from(n_queries: int) -> Iterator[None]:
+    """Lets faiss multiply matrices from this number of queries on, and compare vectors below it."""
+    own = faiss.cvar.distance_compute_blas_threshold
+    faiss.cvar.distance_compute_blas_threshold = n_queries
+    try:
+        yield
+    finally:
+        faiss.cvar.distance_compute_blas_threshold = own
+
+
 def nearest(
     shards: Sequence[Vectors], queries_QxD: np.ndarray, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -50,20 +62,20 @@ def nearest(
     """
     parts = _parts(len(queries_QxD))
     few = len(queries_QxD) <= _FEW_QUERIES
-    faiss.cvar.distance_compute_blas_threshold = 2**30 if few else 1
     heaps = [faiss.ResultHeap(part.stop - part.start, k, keep_max=True) for part in parts]
     first_row = 0
     bar = _bar(shards, len(queries_QxD))
-    for block_NxD in float_blocks(bar, _FEW_ROWS if few else None):
-        for part, heap in zip(parts, heaps, strict=True):
-            scores_QxK, rows_QxK = faiss.knn(
-                queries_QxD[part],
-                block_NxD,
-                min(k, len(block_NxD)),
-                faiss.METRIC_INNER_PRODUCT,
-            )
-            heap.add_result(scores_QxK, rows_QxK + first_row)
-        first_row += len(block_NxD)
+    with _matrices_from(2**30 if few else 1):
+        for block_NxD in float_blocks(bar, _FEW_ROWS if few else None):
+            for part, heap in zip(parts, heaps, strict=True):
+                scores_QxK, rows_QxK = faiss.knn(
+                    queries_QxD[part],
+                    block_NxD,
+                    min(k, len(block_NxD)),
+                    faiss.METRIC_INNER_PRODUCT,
+                )
+                heap.add_result(scores_QxK, rows_QxK + first_row)
+            first_row += len(block_NxD)
     scores_QxK = np.empty((len(queries_QxD), k), np.float32)
     rows_QxK = np.empty((len(queries_QxD), k), np.int64)
     for part in parts:

@@ -12,8 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.whole import without_surrogates
-from cocondenser_jax.retriever.data.folder import Asked
+from cocondenser_jax.retriever.data.folder import Asked, require_query
 from cocondenser_jax.retriever.data.identical_ids import warn_of_identical_ids, watch_identical_ids
 from cocondenser_jax.retriever.data.layouts import Passage
 from cocondenser_jax.retriever.data.same_text import note_firsts, warn_of_copies
@@ -133,8 +132,7 @@ def search_text(index: Index, query: str, k: int = 10) -> list[Hit]:
 
 def search_text_timed(index: Index, query: str, k: int) -> tuple[list[Hit], Seconds]:
     """Searches as `search_text`, and also returns the seconds for each step."""
-    if not query.strip() or without_surrogates(query) != query:
-        raise UserError("the query is empty or not UTF-8: expected some words")
+    require_query(query)
     (ranking,), seconds = _rank(index, [query], k)
     hits = [Hit(score, passage_at(index.passages, row)) for row, score in ranking.items()]
     return hits, seconds

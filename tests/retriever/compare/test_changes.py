@@ -7,6 +7,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.retriever.compare.changes import Judged, Move, find_changes
 from cocondenser_jax.retriever.compare.rankings import Ranking, measure
 from cocondenser_jax.retriever.compare.report import write_changes, write_report
+from cocondenser_jax.retriever.data.significance import compare
 from cocondenser_jax.retriever.data.trec import write_run
 from tests.recording import NONE, assert_recorded, seen_on
 from tests.world import read_records, write_records
@@ -68,7 +69,9 @@ def test_a_page_shows_what_changed(corpus):
     queries = {"best": "a query, " * 30, "worse": "another <query>", "alike": "a third"}
     queries["better"] = "a fourth"
     rankings = [ranking(name, run, qrels, corpus) for name, run in (("old", old), ("new", new))]
-    write_changes(corpus / "page.html", *rankings, Judged(METRIC, qrels, queries, corpus))
+    before, after = (each.metrics["per_query"] for each in rankings)
+    judged = Judged(METRIC, qrels, queries, corpus)
+    write_changes(corpus / "page.html", *rankings, judged, compare(after, before)[METRIC])
     texts = {"page": seen_on((corpus / "page.html").read_text())}
     assert_recorded("changes", texts, masked=NONE)
 

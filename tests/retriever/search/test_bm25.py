@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -180,6 +181,15 @@ def test_memory_is_estimated_by_the_first_passages(name, tmp_path, monkeypatch):
     monkeypatch.setattr(bm25, "_SAMPLED", 500)
     sampled = bm25.estimate_bytes(tmp_path / name, "english")
     assert sampled == pytest.approx(expected, rel=0.3)
+
+
+def test_memory_is_estimated_for_a_file_whose_columns_are_named(tmp_path, monkeypatch):
+    file = tmp_path / "passages.tsv"
+    file.write_text("1\tTitle\tsome words\n" * 200)
+    monkeypatch.setattr(bm25, "_SMALL_FILE", 1000)
+    monkeypatch.setattr(bm25, "available_bytes", lambda: 1000)
+    with pytest.raises(UserError, match=re.escape(f"BM25 of {file} takes about 0.0 GiB")):
+        bm25.require_memory(f"{file}:id,title,text", "english")
 
 
 @pytest.mark.parametrize("is_enough", [True, False])

@@ -52,20 +52,27 @@ def test_one_query_reads_blocks_that_stay_in_the_cache(monkeypatch):
     read = exact.float_blocks
 
     def sizes_read(n_queries):
-        sizes = []
+        """The rows of each block, and the number of queries from which faiss multiplies it."""
+        sizes, thresholds = [], set()
 
         def noted(*given):
             for block_NxD in read(*given):
                 sizes.append(len(block_NxD))
+                thresholds.add(faiss.cvar.distance_compute_blas_threshold)
                 yield block_NxD
 
         monkeypatch.setattr(exact, "float_blocks", noted)
+        own = faiss.cvar.distance_compute_blas_threshold
         exact.nearest([vectors_NxD], np.ones((n_queries, 4), np.float32), 3)
-        return sizes
+        assert faiss.cvar.distance_compute_blas_threshold == own
+        (threshold,) = thresholds
+        return sizes, threshold
 
     for n_queries in (1, 3):
-        assert sizes_read(n_queries) == [1024, 1024, 1024, 1024, 904]
-        assert faiss.cvar.distance_compute_blas_threshold > n_queries  # vector by vector
+        sizes, threshold = sizes_read(n_queries)
+        assert sizes == [1024, 1024, 1024, 1024, 904]
+        assert threshold > n_queries  # vector by vector
     for n_queries in (4, 30):
-        assert sizes_read(n_queries) == [5000]
-        assert faiss.cvar.distance_compute_blas_threshold <= n_queries  # as matrices
+        sizes, threshold = sizes_read(n_queries)
+        assert sizes == [5000]
+        assert threshold <= n_queries  # as matrices

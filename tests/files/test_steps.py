@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cocondenser_jax.files.steps import SECONDS, make_once, remove_results, seconds_of
 from cocondenser_jax.files.whole import read_json, write_json
-from cocondenser_jax.retriever.compare.steps import SECONDS, make_once, remove_results, seconds_of
 
 
 def slowly(path):

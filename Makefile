@@ -105,7 +105,7 @@ plan-gpu: .venv/plan-gpu
 	PLAN_GPU=all $(BIN)/python -m pytest -p no:randomly tests/plan/test_machines.py \
 	  tests/plan/test_plan.py tests/benchmarks/test_launches.py tests/benchmarks/test_gpu_step.py
 
-# With a Python that has this package, PyTorch for the CPU and JAX for the TPU.
+# With a Python that has this package, sentence-transformers with PyTorch for the CPU, JAX for the TPU.
 bench-tpu:
 	$(PYTHON) -m benchmarks.accelerator tpu --json_out=benchmarks/results/tpu.json $(ARGUMENTS)
 

@@ -37,7 +37,7 @@ def main() -> None:
     """Compiles the step of an experiment and prints the milliseconds of its operations."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="configs/cocondenser.py")
-    parser.add_argument("--topology", default="v3-8")
+    parser.add_argument("--topology", choices=("v2-8", "v3-8"), default="v3-8")
     arguments, overrides = parser.parse_known_args()
     config = load_config(arguments.config, overrides, complete=False)
     prepare_to_plan()

@@ -70,7 +70,7 @@ def sample(root: Path, module: str, n: int, seed: int) -> list[Mutant]:
     """Draws `n` faults of a module by hash, so that changes elsewhere preserve the sample."""
     faults = []
     folder = root / "cocondenser_jax" / module
-    for path in sorted(folder.glob("*.py")) or [folder.with_suffix(".py")]:
+    for path in sorted(folder.glob("*.py")):
         name, places, seen = path.relative_to(root).as_posix(), _Places(), Counter[str]()
         tree = cst.parse_module(path.read_text(encoding="utf-8"))
         tree.visit(places)

@@ -23,9 +23,8 @@ from benchmarks.step import Size, alone, ready_step, write_model
 # Patterns for JAX's name of a kernel's place in the program; the first match counts.
 PARTS = {
     "feed-forward": r"_feed_forward",
-    "attention, scores and weights": r"bnhq,bnhl->bnql|bnql,bnhl->bnhq|"
-    r"_attend/(?!query|key|value|output)",
-    "attention, linear maps": r"_attend",
+    "attention, linear maps": r"_attend(_jointly)?/(query|key|value|output|bld,de->ble)",
+    "attention, scores and weights": r"_attend",
     "MLM": r"/mlm/",
     "layer norms, residuals, embeddings": r"norm|embeddings",
 }

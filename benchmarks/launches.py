@@ -1,25 +1,21 @@
 """Launches of a training step compiled for a GPU, and the bytes that they write.
 
 python -m benchmarks.launches --config=configs/cocondenser.py --topology=h100-1 \
-  [--attention | --layer] [--config.KEY=VALUE ...]
+  [--layer] [--config.KEY=VALUE ...]
 
 Prints a line for each kind of launch of a step, and one for each pass over a chunk of the full
 length: its launches, the gigabytes that they write, and the part of attention's square arrays
-(scores, weights, dropout masks and their gradients). With --attention, it compares a layer's
-attention with `jax.nn.dot_product_attention`, without dropout, on one GPU. With --layer, it
-compares a whole layer and its gradient by XLA and with the kernel: launches, and the megabytes that
-they read and write.
+(scores, weights, dropout masks and their gradients). With --layer, it compares a layer and its
+gradient by XLA and with the kernel: launches, and the megabytes that they read and write.
 """
 
 import argparse
-import functools
 from collections import Counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cocondenser_jax.model.attention import attend
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.encoder import TransformerLayer
@@ -38,23 +34,17 @@ from cocondenser_jax.settings import load_config
 
 
 def main() -> None:
-    """Compiles the step of an experiment, or an attention, and prints the launches."""
+    """Compiles the step of an experiment, or a layer, and prints the launches."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", default="configs/cocondenser.py")
     parser.add_argument("--topology", default="h100-1")
-    parser.add_argument("--attention", action="store_true", help="of one layer, ours and JAX's")
-    parser.add_argument("--layer", action="store_true", help="with its gradient, by both ways")
+    parser.add_argument("--layer", action="store_true", help="one, with its gradient, both ways")
     arguments, overrides = parser.parse_known_args()
     config = load_config(arguments.config, overrides, complete=False)
     prepare_to_plan()
     experiment = resolve_to_plan(config)
     model_config = ModelConfig(**experiment.network)
     machine, spec = find_machine(arguments.topology), experiment.batches
-    if arguments.attention:
-        n_spans = experiment.step.loss.chunk_size or spec.n_rows
-        for line in compare_attention(model_config, machine, n_spans, spec.length):
-            print(line)
-        return
     if arguments.layer:
         n_spans = experiment.step.loss.chunk_size or spec.n_rows
         for attention in ("xla", "gpu"):
@@ -122,48 +112,6 @@ def compile_layer(
     arrays = params, rounded, hidden_BxLxD, (mask_BxL, seeds_B), params, hidden_BxLxD
     program = mapped.lower(*arrays).compile(machine.options)
     return find_launches(program.as_text() or "").step
-
-
-def compare_attention(
-    config: ModelConfig, machine: Machine, n_spans: int, length: int
-) -> list[str]:
-    """Returns the launches of attention and its gradient, in our network and in JAX's function."""
-    n_heads = config.num_attention_heads
-    size = config.hidden_size // n_heads
-    mask_BxL = jax.ShapeDtypeStruct((n_spans, length), jnp.bool_)
-    layouts = {
-        "ours": (_ours, (n_spans, n_heads, size, length)),
-        "JAX's": (_theirs, (n_spans, length, n_heads, size)),
-    }
-    lines = []
-    for name, (attention, shape) in layouts.items():
-        array = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-
-        def loss(arrays: Any, mask_BxL: jax.Array, attention: Any = attention) -> jax.Array:
-            return jnp.sum(attention(*arrays, mask_BxL).astype(jnp.float32) ** 2)
-
-        place = jax.sharding.SingleDeviceSharding(machine.devices[0])
-        gradient = jax.jit(jax.grad(loss), in_shardings=place, out_shardings=place)
-        program = gradient.lower([array] * 3, mask_BxL).compile(machine.options)
-        launches = find_launches(program.as_text() or "").step
-        lines.append(f"{name}: {describe(launches, length)}")
-    return lines
-
-
-def _ours(
-    query_BxNxHxL: jax.Array, key_BxNxHxL: jax.Array, value_BxNxHxL: jax.Array, mask_BxL: jax.Array
-) -> jax.Array:
-    """As `TransformerLayer._attend` calls it."""
-    query_BxNxHxL = query_BxNxHxL / jnp.sqrt(query_BxNxHxL.shape[2]).astype(query_BxNxHxL.dtype)
-    visible_Bx1x1xL = mask_BxL[:, None, None]
-    return attend(query_BxNxHxL, key_BxNxHxL, value_BxNxHxL, visible_Bx1x1xL, None, None, 0.0)
-
-
-def _theirs(
-    query_BxLxNxH: jax.Array, key_BxLxNxH: jax.Array, value_BxLxNxH: jax.Array, mask_BxL: jax.Array
-) -> jax.Array:
-    attend = functools.partial(jax.nn.dot_product_attention, implementation="xla")
-    return attend(query_BxLxNxH, key_BxLxNxH, value_BxLxNxH, mask=mask_BxL[:, None, None])
 
 
 if __name__ == "__main__":

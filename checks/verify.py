@@ -145,7 +145,7 @@ def verify_checkpoint(
     settings = resolve(config, tokens).step.loss._replace(
         objective="cocondenser", dtype="float32", chunk_size=n_documents
     )
-    check_batch(spec, settings.chunk_size, model_config.max_length, n_devices=1, kept_chunks=0)
+    check_batch(spec, settings.chunk_size, model_config.longest_text, n_devices=1, kept_chunks=0)
     batch = make_batch(tokens, spec, step=0)
     two_pass = _flax_side(model_config, settings, params, batch)
     direct = _flax_side(model_config, settings._replace(chunk_size=0), params, batch)

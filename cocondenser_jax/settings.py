@@ -95,7 +95,7 @@ def check(
         raise UserError(f"the config is for the task {task!r}; expected {' or '.join(tasks)}")
     settings = declared_settings(task)
     values = flatten(config.to_dict())
-    for name in values.keys() ^ settings.keys():
+    for name in sorted(values.keys() ^ settings.keys()):
         problem = "is not a setting" if name in values else "is missing"
         raise UserError(f"config.{name} {problem} of this task; see docs/settings.md")
     for name, setting in settings.items():

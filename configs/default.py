@@ -169,15 +169,6 @@ SETTINGS = {
         "bfloat16", ("bfloat16", "float32"), "", "type of activations; parameters are float32"
     ),
     "optimizer.learning_rate": Setting(1e-4, Interval(0, 1), "", "peak learning rate"),
-    "optimizer.schedule": Setting(
-        "linear",
-        ("linear", "stable"),
-        "",
-        "after the warm-up: falls to 0 (linear), or stays at the peak and then falls (stable)",
-    ),
-    "optimizer.decay_ratio": Setting(
-        0.1, Interval(0, 1), "of all steps", "decay to 0 at the end of a stable schedule"
-    ),
     "optimizer.warmup_ratio": Setting(0.1, Interval(0, 0.99), "of all steps", "linear warm-up"),
     "optimizer.weight_decay": Setting(
         0.01, Interval(0, 1), "", "AdamW; none on biases and LayerNorm"

@@ -512,8 +512,6 @@ BECOMES = {
         "train.skip_nonfinite": "step.skip_nonfinite",
         "train.dtype": "step.loss.dtype",
         "optimizer.learning_rate": "step.optimizer.learning_rate",
-        "optimizer.schedule": "step.optimizer.schedule",
-        "optimizer.decay_ratio": "step.optimizer.decay_ratio",
         "optimizer.warmup_ratio": "step.optimizer.warmup_ratio",
         "optimizer.weight_decay": "step.optimizer.weight_decay",
         "optimizer.clip_norm": "step.optimizer.clip_norm",

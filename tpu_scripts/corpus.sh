@@ -61,7 +61,7 @@ for argument in "${ARGUMENTS[@]:1}"; do
   [[ $argument == --corpus=* ]] || continue
   corpus_kib=$(size_of "${argument#*=}") || fail "no answer about ${argument#*=}"
   case $argument in
-    *.gz | *.xz | *.zst | *.bz2) kib=$((kib + 4 * ${corpus_kib:-0})) ;;
+    *.gz | *.xz | *.zst) kib=$((kib + 4 * ${corpus_kib:-0})) ;;
     *) kib=$((kib + 2 * ${corpus_kib:-0})) ;;
   esac
 done

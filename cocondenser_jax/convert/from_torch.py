@@ -358,7 +358,11 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
 def _canonical(
     tensors: Mapping[str, np.ndarray], names: Names, folder: Path
 ) -> dict[str, np.ndarray]:
-    """Renames tensors of older files, and of models without an MLM projection, to current names."""
+    """Renames tensors of older files, and of models without an MLM projection, to current names.
+
+    Raises:
+      UserError: for an MLM projection that is not tied to the word embeddings, or has two biases.
+    """
     renamed: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         name = re.sub(r"(?<=LayerNorm\.)gamma$", "weight", name)

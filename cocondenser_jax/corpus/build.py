@@ -1,6 +1,6 @@
 """Builds a token store: splits and tokenizes a corpus once.
 
-Texts are streamed. Memory also holds what identifies duplicates: about 100 bytes per document, or
+Texts are streamed. Memory also holds what identifies duplicates: about 110 bytes per document, or
 per document of one task if the work is divided.
 """
 

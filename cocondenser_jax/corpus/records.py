@@ -104,7 +104,7 @@ def to_document(record: Record) -> Document:
             raise UserError(f"{where}: `title` must be a string")
         text = join_title(title.strip(), text.strip(), "\n")
         document = Document(name, without_surrogates(text))
-    check_size(len(document.text), where)
+    check_size(len(document.text.encode()), where)
     return document
 
 

@@ -51,7 +51,8 @@ class Span(NamedTuple):
     """The content tokens of one span, without [CLS] and [SEP]."""
 
     tokens: np.ndarray  # [L] token ids, uint32
-    starts: np.ndarray  # [L] uint8: 1 where a token starts a word, 2 where a sentence too, else 0
+    # [L] uint8: 1 where a token starts a word, 2 where a sentence too, else 0. 3: `prompts.py`.
+    starts: np.ndarray
 
 
 def split_sentences(text: str) -> list[str]:

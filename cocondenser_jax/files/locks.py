@@ -19,12 +19,12 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
-def locked(lock: Path, what: Path) -> Iterator[None]:
+def locked(lock: Path, what: Path | str) -> Iterator[None]:
     """Holds a lock while the block writes to `what`.
 
     Args:
       lock: the lock file, which exists only during the block.
-      what: the file or folder, for messages.
+      what: the file, folder or URL, for messages.
 
     Raises:
       UserError: if another process holds the lock, naming that process.

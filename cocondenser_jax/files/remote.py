@@ -19,6 +19,7 @@ import fsspec  # type: ignore[import-untyped]
 from fsspec.callbacks import TqdmCallback  # type: ignore[import-untyped]
 
 from cocondenser_jax.errors import UserError, whole_message
+from cocondenser_jax.files.locks import locked
 from cocondenser_jax.files.runs import CHECKSUMS, require_intact, write_checksums
 from cocondenser_jax.files.whole import new_folder
 
@@ -68,7 +69,8 @@ def output_folder(
         the upload; otherwise it starts again.
 
     Raises:
-      UserError: for a URL that exists already, or a store that fails.
+      UserError: for a URL that exists already or that another process writes, or a store that
+        fails.
     """
     url = _find_url(place)
     if url is None:
@@ -81,23 +83,24 @@ def output_folder(
         if store.exists(f"{root}/{CHECKSUMS}"):
             raise UserError(f"{url} already exists: choose a new folder, or remove it first")
     folder = _cached(url)
-    if folder.exists() and not grows:
-        logger.info("%s: starting again after a failed upload", url)
-        shutil.rmtree(folder)
-    yield folder
-    (folder / CHECKSUMS).unlink(missing_ok=True)  # from a failed upload
-    write_checksums(folder)
-    checksums = (folder / CHECKSUMS).read_bytes()
-    with _naming(f"{url}: the upload of {folder} failed"):
-        for names in (list(json.loads(checksums)), [CHECKSUMS]):
-            sources = [str(folder / name) for name in names]
-            targets = [f"{root}/{name}" for name in names]
-            store.put(sources, targets, callback=_progress("upload"))
-    copy = _cached(url, checksums)
-    if copy.exists():  # the same content was uploaded before
-        shutil.rmtree(folder)
-    else:
-        folder.rename(copy)
+    with locked(folder.with_name(f"{folder.name}.lock"), url):
+        if folder.exists() and not grows:
+            logger.info("%s: starting again after a failed upload", url)
+            shutil.rmtree(folder)
+        yield folder
+        (folder / CHECKSUMS).unlink(missing_ok=True)  # from a failed upload
+        write_checksums(folder)
+        checksums = (folder / CHECKSUMS).read_bytes()
+        with _naming(f"{url}: the upload of {folder} failed"):
+            for names in (list(json.loads(checksums)), [CHECKSUMS]):
+                sources = [str(folder / name) for name in names]
+                targets = [f"{root}/{name}" for name in names]
+                store.put(sources, targets, callback=_progress("upload"))
+        copy = _cached(url, checksums)
+        if copy.exists():  # the same content was uploaded before
+            shutil.rmtree(folder)
+        else:
+            folder.rename(copy)
 
 
 def _find_url(place: Path) -> str | None:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 def lock_folder(folder: Path) -> Iterator[None]:
     """Creates and locks a folder that grows; a second process gets a UserError at once.
 
-    Child processes do not inherit the lock. The same process may lock the folder again.
+    Child processes do not inherit the lock. A process may lock a folder once at a time.
     """
     created = not folder.exists()
     try:

@@ -25,7 +25,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.dropout import Input, fold_in
 from cocondenser_jax.model.encoder import (
     Embeddings,
-    MaskedLMHead,
+    MLMProjection,
     RelativeBias,
     TransformerLayer,
     layer_norm,
@@ -38,14 +38,14 @@ from cocondenser_jax.model.vectors import ACTIVATIONS, cut, to_unit_length
 EMBEDDINGS_SITE = 0
 
 
-def site_of_layer(number: int) -> int:
-    """Returns the site of a layer of the backbone, counted from 1."""
-    return EMBEDDINGS_SITE + number
+def site_of_layer(index: int) -> int:
+    """Returns the site of a layer of the backbone."""
+    return EMBEDDINGS_SITE + 1 + index
 
 
 def site_of_head(config: ModelConfig, index: int) -> int:
-    """Returns the site of a layer of the Condenser head, counted from 0."""
-    return site_of_layer(config.num_hidden_layers) + 1 + index
+    """Returns the site of a layer of the Condenser head."""
+    return site_of_layer(config.num_hidden_layers + index)
 
 
 def site_of_decoder(config: ModelConfig) -> int:
@@ -92,9 +92,9 @@ class Condenser(nn.Module):
         self.embeddings = Embeddings(config, dtype)
         whole = whole_layers(config)
 
-        def layer(name: str, number: int | None = None) -> TransformerLayer:
+        def layer(name: str, index: int | None = None) -> TransformerLayer:
             attention = self.attention if name in whole else "xla"
-            return TransformerLayer(config, dtype, number, attention)
+            return TransformerLayer(config, dtype, index, attention)
 
         self.layers = [layer(f"layers_{i}", i) for i in range(config.num_hidden_layers)]
         self.head = [layer(f"head_{i}") for i in range(config.n_head_layers)]
@@ -102,7 +102,7 @@ class Condenser(nn.Module):
             self.relative_bias = RelativeBias(config)
         if config.backbone.final_norm:
             self.final_norm = layer_norm(config, dtype)
-        self.mlm = MaskedLMHead(config, dtype)
+        self.mlm = MLMProjection(config, dtype)
         self.dense = [
             nn.Dense(
                 layer.out_features,
@@ -245,12 +245,12 @@ class Condenser(nn.Module):
         early_BxLxD = hidden_BxSxD = self.embeddings(
             input_ids_BxL, fold_in(seeds_B, EMBEDDINGS_SITE)
         )
-        for number, layer in enumerate(self.layers, 1):
+        for index, layer in enumerate(self.layers):
             # A head that reads the late output needs all of its rows.
-            rows = rows_BxQ if number == last != skip_from else None
-            layer_seeds_B = fold_in(seeds_B, site_of_layer(number))
+            rows = rows_BxQ if index + 1 == last != skip_from else None
+            layer_seeds_B = fold_in(seeds_B, site_of_layer(index))
             hidden_BxSxD = layer(hidden_BxSxD, attention_mask_BxL, layer_seeds_B, rows, bias_NxLxL)
-            if number == skip_from:
+            if index + 1 == skip_from:
                 early_BxLxD = hidden_BxSxD
         late_BxQxD = take_rows(hidden_BxSxD, rows_BxQ) if skip_from == last else hidden_BxSxD
         return self._final(early_BxLxD), self._final(late_BxQxD)

@@ -193,9 +193,9 @@ class ModelConfig:
                 f" {self.pad_token_id}, from which {self.model_type} counts positions"
             )
 
-    def attends_locally(self, number: int | None) -> bool:
-        """Whether a layer attends only to nearby tokens, by its number; head layers have none."""
-        is_local = number is not None and number % self.global_attn_every_n_layers > 0
+    def attends_locally(self, index: int | None) -> bool:
+        """Whether a layer attends only to nearby tokens; `index` is None for the head's layers."""
+        is_local = index is not None and index % self.global_attn_every_n_layers > 0
         return is_local and self.backbone.local_attention
 
     def to_dict(self) -> dict[str, Any]:

@@ -184,9 +184,9 @@ def joined_zeros(config: ModelConfig) -> dict[str, jax.Array]:
     return zeros | ({"bias": jnp.zeros(3 * size)} if config.backbone.biases else {})
 
 
-def attention_of(config: ModelConfig, number: int | None) -> AttentionSettings:
-    """Returns the settings of a layer's attention; its number is that of `TransformerLayer`."""
-    is_local = config.attends_locally(number)
+def attention_of(config: ModelConfig, index: int | None) -> AttentionSettings:
+    """Returns the settings of a layer's attention; its index is that of `TransformerLayer`."""
+    is_local = config.attends_locally(index)
     base = config.local_rope_theta if is_local else config.global_rope_theta
     return AttentionSettings(
         n_heads=config.num_attention_heads,
@@ -199,7 +199,7 @@ def attention_of(config: ModelConfig, number: int | None) -> AttentionSettings:
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual sum and LayerNorm.
 
-    `number` is that of a layer of the backbone, from 0, and None in the head. In families with
+    `index` is that of a layer of the backbone, from 0, and None in the head. In families with
     local attention, it decides whether the layer is local. If LayerNorm comes first, layer 0 has
     none before its attention: the embeddings are already normalized.
 
@@ -210,7 +210,7 @@ class TransformerLayer(nn.Module):
 
     config: ModelConfig
     dtype: jnp.dtype
-    number: int | None
+    index: int | None
     attention: str
 
     @nn.compact
@@ -250,7 +250,7 @@ class TransformerLayer(nn.Module):
             return norm(name)(sum_BxQxD) if name else sum_BxQxD
 
         read_BxLxD = hidden_BxLxD
-        if config.backbone.norm_first and self.number != 0:
+        if config.backbone.norm_first and self.index != 0:
             read_BxLxD = norm("attention_norm")(read_BxLxD)
         if self.attention != "xla":
             assert rows_BxQ is None
@@ -310,7 +310,7 @@ class TransformerLayer(nn.Module):
             rows_BxQ,
             attention_mask_BxL,
             head_seeds(seeds_B, n_heads),
-            attention_of(config, self.number),
+            attention_of(config, self.index),
             bias_BxNxQxL,
         )
         context_BxDxQ = context_BxNxHxQ.reshape(n_spans, config.hidden_size, -1)
@@ -332,7 +332,7 @@ class TransformerLayer(nn.Module):
             joined.get("bias"),
             attention_mask_BxL,
             head_seeds(seeds_B, config.num_attention_heads),
-            attention_of(config, self.number),
+            attention_of(config, self.index),
             self.attention,
         )
         return dense(config, size, self.dtype, "output")(context_BxLxD)
@@ -350,7 +350,7 @@ class TransformerLayer(nn.Module):
         return dense(config, config.hidden_size, self.dtype, "mlp_out")(inner_BxQxF)
 
 
-class MaskedLMHead(nn.Module):
+class MLMProjection(nn.Module):
     """Dense, GELU, LayerNorm, then the transposed word embeddings and a bias."""
 
     config: ModelConfig

@@ -43,15 +43,15 @@ def _backbone(config: ModelConfig, length: int, rows: int) -> int:
     if is_mean or config.skip_from == config.num_hidden_layers:
         rows = length  # the mean, or the head, reads all of the last layer
     last = config.num_hidden_layers - 1
-    full = sum(_layer(config, length, length, number) for number in range(last))
+    full = sum(_layer(config, length, length, index) for index in range(last))
     return full + _layer(config, length, rows, last)
 
 
-def _layer(config: ModelConfig, length: int, rows: int, number: int | None = None) -> int:
+def _layer(config: ModelConfig, length: int, rows: int, index: int | None = None) -> int:
     """One layer whose output is computed at `rows` of `length` positions."""
     keys = length
     near = 3 * (config.local_attention // 2)  # see `attention.attend_in_windows`
-    if config.attends_locally(number) and rows == length > near > 0:
+    if config.attends_locally(index) and rows == length > near > 0:
         keys = near
     size = config.hidden_size
     inner = config.intermediate_size

@@ -24,7 +24,7 @@ from cocondenser_jax.flax_encoder import require_same_vectors
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import count_devices
-from cocondenser_jax.pretrain.experiment import reading_as, resolve_without_store
+from cocondenser_jax.pretrain.experiment import resolve_without_store, with_texts_as
 from cocondenser_jax.pretrain.step import check_batch
 from cocondenser_jax.representation import Representation, prompts_before_texts
 from cocondenser_jax.retriever.search.models import load, towers
@@ -111,7 +111,7 @@ def settings_to_train(
 
 def require_fitting(config: ConfigDict, shape: ModelConfig, tokenizer: SpanTokenizer) -> None:
     """Raises a UserError for settings that contradict each other or the model; needs no store."""
-    experiment = reading_as(resolve_without_store(config, 1, 1, 0), shape.representation)
+    experiment = with_texts_as(resolve_without_store(config, 1, 1, 0), shape.representation)
     loss, n_devices = experiment.step.loss, count_devices()
     check_batch(
         experiment.batches, loss.chunk_size, shape.longest_text, n_devices, loss.kept_chunks

@@ -88,7 +88,7 @@ def plan_step(
     machine = find_machine(topology)
     devices = machine.devices
     tried, n_spans = settings.loss, spec.n_rows // len(devices)
-    longest = model_config.max_length
+    longest = model_config.longest_text
     check_batch(spec, tried.chunk_size, longest, len(devices), tried.kept_chunks)
     layout = choose_layout(model_config, tried, spec.length, devices)
     logger.info(

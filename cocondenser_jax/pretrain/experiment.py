@@ -69,7 +69,7 @@ def resolve(config: ConfigDict, store: TokenStore) -> Experiment:
     return resolve_without_store(config, n_steps, store.vocab_size, store.pad_id)
 
 
-def reading_as(experiment: Experiment, representation: Representation) -> Experiment:
+def with_texts_as(experiment: Experiment, representation: Representation) -> Experiment:
     """Returns the experiment with texts read as the trained representation requires."""
     prompts = dict(representation.prompts)
     batches = experiment.batches._replace(

@@ -33,7 +33,7 @@ from cocondenser_jax.pretrain.devices import (
     replicate,
     settle_attention,
 )
-from cocondenser_jax.pretrain.experiment import Experiment, reading_as, resolve
+from cocondenser_jax.pretrain.experiment import Experiment, resolve, with_texts_as
 from cocondenser_jax.pretrain.probe import Probe, open_probes
 from cocondenser_jax.pretrain.recorder import Recorder, open_recorder
 from cocondenser_jax.pretrain.signals import between_steps
@@ -115,7 +115,7 @@ def _train(
             stack.enter_context(lock_folder(workdir))
         probe_data = {name: value for probe in probes for name, value in probe.record.items()}
         model_config, params = _model_and_params(experiment, workdir, store, probe_data)
-        experiment = reading_as(experiment, model_config.representation)
+        experiment = with_texts_as(experiment, model_config.representation)
         _require_fitting(experiment, model_config, store)
         experiment, fault = _with_attention(experiment, model_config)
         experiment = _with_chunks(experiment, model_config)

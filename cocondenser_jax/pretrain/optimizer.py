@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up and decay, as for BERT, optionally with a stable phase in between."""
+"""AdamW with linear warm-up and decay, as for BERT."""
 
 from typing import Any, NamedTuple
 
@@ -19,28 +19,16 @@ class AdamW(NamedTuple):
     b2: float
     eps: float
     n_steps: int  # of the run
-    schedule: str = "linear"  # or "stable"
-    decay_ratio: float = 0.1  # share of the steps, of a stable schedule
 
 
 def learning_rate_schedule(settings: AdamW) -> optax.Schedule:
-    """Returns the learning rate by step: linear to the peak, then linear to 0.
-
-    A stable schedule stays at the peak before it falls (Hu et al., arXiv 2404.06395, section 4): a
-    checkpoint of that phase can be trained on with more text.
-    """
+    """Returns the learning rate by step: linear to the peak, then linear to 0."""
     peak, n_steps = settings.learning_rate, settings.n_steps
     n_warmup = round(settings.warmup_ratio * n_steps)
-    n_decay = n_steps - n_warmup
-    if settings.schedule == "stable":
-        n_decay = min(round(settings.decay_ratio * n_steps), n_decay)
     # The rate is not zero at the first step: step t has (t + 1) / n_warmup of the peak.
     warmup = optax.linear_schedule(peak / max(n_warmup, 1), peak, max(n_warmup - 1, 1))
-    decay = optax.linear_schedule(peak, 0.0, max(n_decay, 1))
-    if settings.schedule == "linear":
-        return optax.join_schedules([warmup, decay], [n_warmup])
-    stable = optax.constant_schedule(peak)
-    return optax.join_schedules([warmup, stable, decay], [n_warmup, n_steps - n_decay])
+    decay = optax.linear_schedule(peak, 0.0, max(n_steps - n_warmup, 1))
+    return optax.join_schedules([warmup, decay], [n_warmup])
 
 
 def decay_mask(params: Any) -> Any:

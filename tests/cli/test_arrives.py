@@ -173,16 +173,7 @@ ARRIVES = {
     },
     "convert": {
         "--run_dir=r": {"require_run_folder.folder": "r", "export_run.run": "r"},
-        "--out=o": {
-            "export_run.out": "o",
-            "print_command.words": [
-                "finetune",
-                "--config=configs/finetune.py:small",
-                "--config.model.folder=o",
-                "--config.data.folder=DATA",
-                "--workdir=o-finetuned",
-            ],
-        },
+        "--out=o": {"export_run.out": "o"},
         "--step=7": {"export_run.step": 7},
         "--step=best": {"export_run.step": "best"},
     },
@@ -565,7 +556,7 @@ ARRIVES = {
             "write_changes.before": "measure(b)",
             "write_changes.after": "measure(run)",
             "write_changes.judged": "Judged",
-            "write_changes.test": "compare().__getitem__()",
+            "write_changes.test": "compare(measure(run).metrics.__getitem__()).__getitem__()",
             "Judged.metric": "metric_name(MRR@10)",
             "Judged.qrels": "read_qrels(qrels)",
             "Judged.queries": "read_queries(d)",

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -210,6 +212,20 @@ def test_what_a_failed_upload_left_is_kept_only_where_the_folder_grows(
     caplog.set_level("INFO")
     assert found(grows=False) == []
     assert caplog.messages == [f"{URL}: starting again after a failed upload"]
+
+
+def test_two_processes_do_not_write_to_one_url(tmp_path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from cocondenser_jax.files.remote import output_folder\n"
+        "with output_folder(Path(sys.argv[1])): pass"
+    )
+    other = [sys.executable, "-c", code, str(path(tmp_path))]
+    with output_folder(path(tmp_path)) as folder, new_folder(folder) as partial:
+        (partial / "words").write_text("some words")
+        ended = subprocess.run(other, check=False, capture_output=True, text=True)
+        assert f"UserError: {URL} is in use by process {os.getpid()} on" in ended.stderr
+    assert contents(local_copy(path(tmp_path)))["words"] == b"some words"
 
 
 def test_a_part_of_a_result_is_not_uploaded(tmp_path, store):

@@ -326,7 +326,7 @@ def test_the_sites_of_dropout_are_numbered_through_the_network():
     config = dataclasses.replace(CONFIG, n_head_layers=3)
     sites = [
         EMBEDDINGS_SITE,
-        *(site_of_layer(number) for number in (1, 2)),
+        *(site_of_layer(index) for index in (0, 1)),
         *(site_of_head(config, index) for index in (0, 1, 2)),
         site_of_decoder(config),
     ]

@@ -83,8 +83,10 @@ def test_a_batch_is_as_long_as_the_network_reads(monkeypatch):
     monkeypatch.setattr(module, "find_machine", lambda name: SimpleNamespace(devices=[None]))
     monkeypatch.setattr(module, "check_batch", check_batch)
     config = ModelConfig(model_type="roberta", max_position_embeddings=514, pad_token_id=1)
-    with pytest.raises(UserError, match=r"^512$"):
-        plan_step(config, SimpleNamespace(loss=LossSettings()), SPEC, "v3-8")
+    shorter = dataclasses.replace(config, representation=Representation(max_length=256))
+    for network, longest in ((config, 512), (shorter, 256)):
+        with pytest.raises(UserError, match=f"^{longest}$"):
+            plan_step(network, SimpleNamespace(loss=LossSettings()), SPEC, "v3-8")
 
 
 def test_the_work_of_a_step_counts_what_the_gradient_cache_repeats():

@@ -13,9 +13,9 @@ from cocondenser_jax.pretrain.experiment import (
     OWN_VECTORS,
     VectorSettings,
     new_network,
-    reading_as,
     resolve,
     resolve_without_store,
+    with_texts_as,
 )
 from cocondenser_jax.pretrain.objectives import OBJECTIVES
 from cocondenser_jax.pretrain.step import LossSettings
@@ -63,7 +63,7 @@ def test_a_run_is_as_long_as_its_steps_or_epochs(config, changes, n_steps):
 def test_texts_are_read_as_those_of_the_vectors_that_are_trained(config):
     prompts = {"query": "q: ", "document": "d: ", "title_separator": "|"}
     vectors = Representation(prompts=(*prompts.items(),), query_length=9, passage_length=12)
-    read = reading_as(resolve_without_store(config, 1, 100, 0), vectors)
+    read = with_texts_as(resolve_without_store(config, 1, 100, 0), vectors)
     (query, passage), separator = read.batches.pair_specs, read.title_separator
     assert (*query, *passage, separator) == ("q: ", 9, "d: ", 12, "|")
 

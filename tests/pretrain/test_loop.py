@@ -224,7 +224,6 @@ def test_a_run_does_what_its_settings_say(unusual, tmp_path):
         *("warm_start", "init_head", "train.objective", "train.epochs", "train.skip_nonfinite"),
         *("model.representation", "data.pairs"),  # tests/pretrain/test_step.py
         "train.least_steps",  # tests/pretrain/test_experiment.py
-        *("optimizer.schedule", "optimizer.decay_ratio"),  # tests/pretrain/test_optimizer.py
         "model.scale",  # tests/pretrain/test_scale.py
         "model.sizes",  # tests/pretrain/test_sizes.py
         *("train.attention", "train.kept_chunks"),  # tests/pretrain/test_layout.py

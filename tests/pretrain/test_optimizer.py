@@ -37,23 +37,6 @@ def test_without_warm_up_the_first_step_has_the_peak():
     np.testing.assert_allclose(rates, 1e-4 * np.linspace(1, 0, 101), rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.effect("pretrain optimizer.schedule", "pretrain optimizer.decay_ratio")
-def test_a_stable_schedule_stays_at_the_peak_and_then_falls():
-    settings = AdamW(**default.get_config().optimizer, n_steps=100)
-    schedule = learning_rate_schedule(settings._replace(schedule="stable", decay_ratio=0.2))
-    linear = learning_rate_schedule(settings)
-    rates = np.array([schedule(step) for step in range(101)])
-    np.testing.assert_array_equal(rates[:11], [linear(step) for step in range(11)])
-    np.testing.assert_allclose(rates[10:81], 1e-4, rtol=1e-6)
-    np.testing.assert_allclose(np.diff(rates[80:]), -1e-4 / 20, rtol=1e-3)
-    assert rates[100] == pytest.approx(0.0, abs=1e-9)
-    # A run in which nothing is stable.
-    short = learning_rate_schedule(settings._replace(schedule="stable", decay_ratio=1.0))
-    np.testing.assert_allclose(
-        [short(step) for step in range(101)], [linear(x) for x in range(101)]
-    )
-
-
 def test_decay_spares_biases_and_layer_norm():
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
     representation = Representation(dense=(Dense(8, 4),))

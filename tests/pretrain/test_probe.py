@@ -30,7 +30,7 @@ from cocondenser_jax.pretrain.checkpoint import (
     open_run,
     saved_probes,
 )
-from cocondenser_jax.pretrain.experiment import reading_as, resolve
+from cocondenser_jax.pretrain.experiment import resolve, with_texts_as
 from cocondenser_jax.pretrain.loop import train
 from cocondenser_jax.pretrain.probe import Probe, measure_vectors, open_probes
 from cocondenser_jax.representation import Representation
@@ -389,7 +389,7 @@ def test_texts_are_encoded_as_those_of_a_batch_are_read(config, monkeypatch, sep
     title, text, query = WORDS[1:4]
     store = open_store(Path(config.data.store))
     prompts = (("title_separator", separator),) if separator else ()
-    experiment = reading_as(resolve(config, store), Representation(prompts=prompts))
+    experiment = with_texts_as(resolve(config, store), Representation(prompts=prompts))
     batches = []
 
     def forward(params, batch):

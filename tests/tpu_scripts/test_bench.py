@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import sys
 from pathlib import Path
 
 from tests.tpu_scripts.cloud import set_up
@@ -87,6 +88,20 @@ def test_a_vm_gets_all_that_the_measurements_import():
     }
     own = {name for name in imported if (ROOT / name).is_dir()}
     assert {"benchmarks", "checks", "cocondenser_jax"} <= own <= {*files.split()}
+
+
+def test_a_vm_gets_the_libraries_that_encode():
+    script = (ROOT / "tpu_scripts" / "on_vm" / "bench.sh").read_text()
+    (installed,) = re.findall(r"uv pip install [^#]*?constraints\.txt (?:\\\n)?([^\n]*)", script)
+    imported = set()
+    for node in ast.parse((ROOT / "cocondenser_jax" / "flax_encoder.py").read_text()).body:
+        if isinstance(node, ast.Import):
+            imported |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module.partition(".")[0])
+    from_pretrain = {"jax", "numpy", "cocondenser_jax", *sys.stdlib_module_names}
+    names = {name.replace("-", "_") for name in installed.split()}
+    assert imported - from_pretrain == names == {"torch", "sentence_transformers"}
 
 
 def test_it_needs_a_single_host_that_is_there(cloud):

@@ -6,8 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 command -v make >/dev/null || { sudo apt-get update && sudo apt-get install --yes make; }
 export PATH=$HOME/.local/bin:$PATH
-# Its weights are made by PyTorch.
-UV_TORCH_BACKEND=cpu uv pip install --quiet --python .venv --constraint constraints.txt torch
+# PyTorch makes its weights, and sentence-transformers encodes.
+UV_TORCH_BACKEND=cpu uv pip install --quiet --python .venv --constraint constraints.txt \
+  torch sentence-transformers
 rm -f benchmarks/results/tpu.json            # one of another machine may have come with the project
 export JAX_COMPILATION_CACHE_DIR=$PWD/compiled # measured again, it compiles nothing
 make bench-tpu PYTHON=.venv/bin/python ARGUMENTS="$*"

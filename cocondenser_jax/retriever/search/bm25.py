@@ -324,7 +324,7 @@ def require_memory(source: str | Path, language: str) -> None:
         return
     if file.stat().st_size < _SMALL_FILE:
         return
-    needed = estimate_bytes(file, language)
+    needed = estimate_bytes(source, language)
     available = available_bytes()
     logger.info(
         "BM25 of %s will take about %.1f GiB of memory; %.1f GiB are free",
@@ -339,11 +339,11 @@ def require_memory(source: str | Path, language: str) -> None:
         )
 
 
-def estimate_bytes(file: Path, language: str) -> int:
+def estimate_bytes(source: str | Path, language: str) -> int:
     """Estimates the memory of `bm25_run` in bytes from a file's first passages."""
     find_terms = term_finder(language)
-    n_lines = estimate_lines(file)
-    terms_N = [find_terms(passage_text(p)) for p in islice(read_corpus(file), _SAMPLED)]
+    n_lines = estimate_lines(find_place(source).path)
+    terms_N = [find_terms(passage_text(p)) for p in islice(read_corpus(source), _SAMPLED)]
     per_passage = _BYTES_OF_PASSAGE + sum(
         _BYTES_OF_TERM * len(terms) + _BYTES_OF_SCORE * len({*terms}) for terms in terms_N
     ) / len(terms_N)

@@ -191,7 +191,7 @@ def test_asked_rows_equal_those_of_the_whole_output(batch):
     rng = np.random.default_rng(2)
     hidden = jnp.asarray(rng.standard_normal((8, 16, 32)), jnp.float32)
     rows = rng.integers(0, 16, (8, 5))
-    layer = TransformerLayer(CONFIG, jnp.dtype("float32"), number=None, attention="xla")
+    layer = TransformerLayer(CONFIG, jnp.dtype("float32"), index=None, attention="xla")
     variables = jax.jit(layer.init)(jax.random.key(0), hidden, mask)
     apply = jax.jit(layer.apply)
     whole = apply(variables, hidden, mask, seeds)

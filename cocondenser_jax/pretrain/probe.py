@@ -49,8 +49,8 @@ class Probe(NamedTuple):
 
 N_ROWS = 64  # encoded at a time by a device
 # Mean cosine. In configs/quickstart.py:condenser without `late_mlm` the vectors collapse at 1e-3:
-# 0.9996 at step 350, effective rank 1.4 of 128; with it, 0.82 at step 125, effective rank 7.8. Those
-# of a new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
+# 0.9996 at step 350, effective rank 1.4 of 128; with it, 0.82 at step 125, effective rank 7.8.
+# Those of a new model are as close (0.9998, 1.9), so nothing is said during the warm-up.
 COLLAPSE_COSINE = 0.99
 
 

@@ -75,7 +75,8 @@ def run_in_flax(
         program = "in JAX (expected --backend=torch)"
         require_same_vectors(network.path, in_torch, tower.tokenizer, config, params, program)
         encode = mapped_encode(config, params, precision, batch_size)
-        tower.forward = _forward(encode, config.max_length, pad_id)
+        counts_padding = config.backbone.offset_by_padding
+        tower.forward = _forward(encode, config.max_length, pad_id, counts_padding=counts_padding)
     return precision
 
 
@@ -135,14 +136,20 @@ def _read(features: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]
     return ids_BxL.astype(np.int32), np.take_along_axis(mask_BxL, order_BxL, axis=1)
 
 
-def _forward(encode: Encode, longest: int, pad_id: int) -> Any:
+def _forward(encode: Encode, longest: int, pad_id: int, *, counts_padding: bool) -> Any:
     """Returns what replaces the `forward` of a transformer of sentence-transformers.
 
-    Its result is a text's vector in place of its tokens', which pooling leaves as it is.
+    Its result is a text's vector in place of its tokens', which pooling leaves as it is. With
+    `counts_padding`, PyTorch numbers positions by the tokens that are not padding.
     """
 
     def forward(features: dict[str, torch.Tensor], **_: Any) -> dict[str, torch.Tensor]:
         ids_BxL, mask_BxL = _read(features)
+        if counts_padding and ((ids_BxL == pad_id) & mask_BxL).any():
+            raise UserError(
+                "a text holds the token of padding, at which PyTorch counts no position: expected"
+                " --backend=torch"
+            )
         n_texts, n_tokens = ids_BxL.shape
         length = min(-(-n_tokens // LENGTH_STEP) * LENGTH_STEP, longest)
         padding = (0, 0), (0, length - n_tokens)

@@ -35,6 +35,7 @@ from cocondenser_jax.model_folder.folder import (
     require_float_weights,
 )
 from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.model_folder.modules import TRANSFORMER
 from cocondenser_jax.representation import (
     ACTIVATIONS,
     AS_IN_PAPERS,
@@ -156,6 +157,9 @@ def _shape(
     representation: Representation | None = None,
 ) -> ModelConfig:
     """Returns a model's shape; `n_head_layers` and `skip_from` are for a head that it lacks."""
+    if others := model.network.read_otherwise:
+        reason = f"has settings in {TRANSFORMER} that only PyTorch reads ({first_three(others)})"
+        raise UnsupportedError(model.path, f"{reason}; expected none")
     fields: dict[str, Any] = {"representation": model.representation}
     if representation is None:
         _require_trainable(model)
@@ -232,6 +236,8 @@ def with_missing_head(
         if tensors[name].shape != shape
     ]:
         raise UserError(f"{origin}: {len(wrong)} tensors have another shape: {first_three(wrong)}")
+    if broken := [name for name in shapes if not np.isfinite(tensors[name]).all()]:
+        raise UserError(f"{origin}: {len(broken)} tensors are not finite: {first_three(broken)}")
     return from_tensors(tensors, config)
 
 
@@ -338,7 +344,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"cannot read {path}: {error}") from error
     import torch  # slow to import, and needed only for this format
 
@@ -361,7 +367,8 @@ def _canonical(
     """Renames tensors of older files, and of models without an MLM projection, to current names.
 
     Raises:
-      UserError: for an MLM projection that is not tied to the word embeddings, or has two biases.
+      UserError: for a tensor with two values, or an MLM projection that is not tied to the word
+        embeddings, or has two biases.
     """
     renamed: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
@@ -369,7 +376,8 @@ def _canonical(
         name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
         if name.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
             name = names.backbone + name
-        renamed[name] = value
+        if not np.array_equal(renamed.setdefault(name, value), value):
+            raise UserError(f"{folder}: its weights have {name} under two names, with other values")
     words = renamed.get(f"{names.backbone}embeddings.{names.embeddings['word']}.weight")
     for prefix in ("cls.predictions.", "lm_head.", ""):
         decoder = renamed.get(f"{prefix}decoder.weight")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from cocondenser_jax.convert.from_torch import read_shape, read_weights
+from cocondenser_jax.convert.from_torch import load_vectors, read_shape, read_weights
 from cocondenser_jax.errors import UnsupportedError, UserError
 from cocondenser_jax.files.whole import new_folder, write_json
 from cocondenser_jax.model_folder.folder import (
@@ -41,6 +41,7 @@ def resolve_model(model: ModelFolder, out: Path) -> None:
         shape = read_shape(model)
     except UnsupportedError as error:
         raise UserError(f"{model.path}: {error.reason}") from error
+    load_vectors(model)  # finds weights that are damaged, or another network's
     network = model.network
     files = to_files(
         shape.representation,

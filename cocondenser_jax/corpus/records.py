@@ -94,6 +94,9 @@ def to_document(record: Record) -> Document:
         if None in spans:
             raise UserError(f"{where}: `spans` must be a list of strings, without nulls")
         cut = tuple(without_surrogates(text) for text in texts)
+        own = _text(fields.get("text"), "text", where)
+        if isinstance(own, str) and own.strip() and own.split() != " ".join(cut).split():
+            raise UserError(f"{where} has a `text` other than its `spans`: expected one of the two")
         document = Document(name, "\n".join(cut), cut)
     else:
         text = _text(fields.get("text", 0), "text", where)

@@ -26,6 +26,7 @@ TEXTS = (
     "北京 東京タワー ภาษาไทย",
     "İstanbul ﬁne ½ ①② ß",
     "tab\x0bpage\x0cbreak unit\x1fnext\x85line",
+    "it’s “so” – a doctor’s… • no\u00adwrap zero\u200bwidth",  # noqa: RUF001
     f"{'a' * 100} {'a' * 101}",
     " ".join(f"The {number} old Rivers" for number in range(200)),
 )
@@ -97,11 +98,17 @@ def search_reader(folder: Path, *, lowers_case: bool) -> Callable[[str], list[in
         raise UserError(
             f"{folder} holds no tokenizer that loads: {whole_message(error)}"
         ) from error
+    for side in ("truncation_side", "padding_side"):
+        if getattr(loaded, side) != "right":
+            raise UserError(f"{folder}: {side} is {getattr(loaded, side)!r}; expected 'right'")
     lower = normalizers.Lowercase().normalize_str if lowers_case else str
 
     def read(text: str) -> list[int]:
         # Not verbose: it would warn that a model cannot read all of a long text.
-        ids: list[int] = loaded(lower(text), verbose=False)["input_ids"]
+        encoded = loaded(lower(text), verbose=False)
+        if any(encoded.get("token_type_ids", ())):
+            raise UserError(f"{folder} reads texts with token types; expected 0 for each token")
+        ids: list[int] = encoded["input_ids"]
         return ids
 
     return read

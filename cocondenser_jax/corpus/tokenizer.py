@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
-from cocondenser_jax.errors import UserError, whole_message
-from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.errors import UserError, first_three, whole_message
+from cocondenser_jax.files.whole import read_object, write_json
 
 Learned = Literal["bert", "roberta", "mpnet"]  # kinds that `train_tokenizer` can make
 ALPHABET_SIZE = 1000  # maximum number of single characters in a vocabulary learned from text
@@ -220,10 +220,16 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     ids = _ids_of_roles(kind, entries, name)
     added = backend.get_added_tokens_decoder().items()
     special_ids = {*ids.values(), *(number for number, token in added if token.special)}
-    if phrases := [token.content for _, token in added if len(token.content.split()) > 1]:
+    if phrases := [
+        token.content
+        for _, token in added
+        if token.content.split() != [token.content]
+        or (token.rstrip and not token.special and kind not in ("bert", "mpnet"))
+    ]:
         raise UserError(
-            f"tokenizer {name} has added tokens of several words, such as {phrases[0]!r}: texts are"
-            " tokenized word by word here, so they would never be read as the model reads them"
+            f"tokenizer {name} has added tokens that hold or take white space, such as"
+            f" {phrases[0]!r}: texts are tokenized word by word here, so they would not be read as"
+            " the model reads them"
         )
     unknown_id = _unknown_id(state["model"], entries)
     if unknown_id is not None:
@@ -349,15 +355,39 @@ def _read_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     try:
         if file.exists():
-            return Tokenizer.from_file(str(file))
+            tokenizer = Tokenizer.from_file(str(file))
+            _require_all_added(tokenizer, folder)
+            return tokenizer
         from transformers import AutoTokenizer  # slow to import, and seldom needed
 
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return loaded.backend_tokenizer
+    except UserError:
+        raise
     except Exception as error:  # the libraries raise a bare Exception
         raise UserError(
             f"{folder} holds no tokenizer that loads: {whole_message(error)}"
         ) from error
+
+
+def _require_all_added(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raises a UserError for tokens that transformers adds from files beside tokenizer.json."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    settings = read_object(folder / "tokenizer_config.json", {})
+    names = read_object(folder / "special_tokens_map.json", {})
+    tokens = [
+        *read_object(folder / "added_tokens.json", {}),
+        *(settings.get("added_tokens_decoder") or {}).values(),
+        *(settings.get("additional_special_tokens") or ()),
+        *(names.get("additional_special_tokens") or ()),
+    ]
+    texts = [token["content"] if isinstance(token, dict) else token for token in tokens]
+    if missing := sorted({*texts} - known):
+        raise UserError(
+            f"{folder}: tokenizer.json lacks {first_three(missing)}, which other files add, so that"
+            " training would not read them as the model does: save the tokenizer again, with"
+            " transformers"
+        )
 
 
 def _new_tokenizer(backbone: Backbone, **rules: Any) -> Tokenizer:

@@ -57,6 +57,7 @@ HEADER_NAMES = {
         *("paragraph", "query", "querytext", "question", "questiontext", "sentence", "abstract"),
     ),
 }
+_OF_QUERIES = re.compile(r"(queries|topics|qrels)([._-]|$)")
 _NO_FIELD = "-"  # a column that is not read
 # A source with columns named by the user: PATH:id,title,text.
 _WITH_COLUMNS = re.compile(rf"(.+):((?:{'|'.join((*FIELDS, _NO_FIELD))})(?:,[a-z-]+)+)", re.DOTALL)
@@ -67,11 +68,19 @@ _NO_PROSE = {
     "a tag of TREC's topics or documents": re.compile(
         r"<\?xml|</?(top|topics?|num|number|title|docs?|docno|parameters|queries|query)\b", re.I
     ),
+    "a field of SMART's collections": re.compile(r"\.[IW]( \d+)?$"),
+    "a document of HTML or RTF": re.compile(r"<!doctype\b|<html\b|\{\\rtf", re.I),
+    "JSON": re.compile(r"\[?\s*\{\s*\"[^\"]*\"\s*:|[\[{]$"),
     "an id before a colon": re.compile(r"(\d+:)+[^\W\d_]"),
     "a result of a run": re.compile(r"\S+\s+Q0\s+\S+\s+\d+\s+\S+\s+\S+$"),
     "a judgment": re.compile(r"\S+\s+(0|Q0)\s+\S+\s+-?\d+$"),
 }
-_ROWS_COMPARED = 100  # rows on which the lengths of titles and texts are compared
+# Other lines that show the same: of a file that begins with a comment, or of an archive.
+_NO_PROSE_EITHER = re.compile(r"</?(top|doc|docno)>|.*\0", re.I)
+# What each of several lines begins with if it is an id, and not a word of the text.
+_LINE_ID = re.compile(r"(\d{1,18}\s|[A-Za-z-]{0,8}\d+(-\d+)*[:.)|,;])\s*\S")
+_FEWEST_IDS = 3
+ROWS_COMPARED = 100  # first lines of a file that show what it holds
 _Lines = Iterable[tuple[str, str]]  # "FILE:LINE" and the line
 _Rows = Iterator[tuple[str, list[str]]]  # "FILE:LINE" and the fields of the line
 
@@ -94,7 +103,13 @@ def matches_data_file(path: Path, name: str, split: str | None = None) -> bool:
 
 
 def is_data_file(path: Path) -> bool:
-    """Returns whether a path in any folder has a name from DATA_FILES."""
+    """Returns whether a path in any folder has a name from DATA_FILES, or is a table of queries.
+
+    Such tables, or their folders, are named queries, topics or qrels, with or without a suffix.
+    """
+    is_table = plain_suffix(path) in (".jsonl", ".tsv", ".parquet")
+    if is_table and any(map(_OF_QUERIES.match, path.parts[-2:])):
+        return True
     ends = (Path(path.name), Path(*path.parts[-2:]))
     names = [*chain.from_iterable(DATA_FILES.values())]
     return any(matches_data_file(end, name) for end in ends for name in names)
@@ -214,17 +229,25 @@ def names_an_id(name: str) -> bool:
 
 
 def require_prose(path: Path, lines: Iterable[tuple[int, str]]) -> None:
-    """Raises a UserError for a .txt file with ids or tags in its first lines."""
-    head = [*islice(_numbered(path, lines), _ROWS_COMPARED)]
-    for where, line in head[:1]:
-        for what, form in _NO_PROSE.items():
-            if form.match(line.strip()):
-                raise UserError(f"{where}: {what}, {line[:60]!r}: expected texts alone")
-    if head and all("\t" in line.strip() for _, line in head):
-        raise UserError(
-            f"{head[0][0]}: a tab in each line, as in a table: expected texts alone, or a .tsv file"
-            " whose first line names the columns, id and text among them"
-        )
+    """Raises a UserError for a .txt file with ids, tags or a header in its first 100 lines."""
+    head = [*islice(_numbered(path, lines), ROWS_COMPARED)]
+    if not head:
+        return
+    where, first = head[0]
+    texts = [line.strip() for _, line in head]
+    for what, form in _NO_PROSE.items():
+        if form.match(texts[0]):
+            raise UserError(f"{where}: {what}, {first[:60]!r}: expected texts alone")
+    for other, line in head:
+        if _NO_PROSE_EITHER.match(line.strip()):
+            raise UserError(f"{other}: a tag or a zero byte, {line[:60]!r}: expected texts alone")
+    table = "expected texts alone, or a .tsv file whose first line names the columns, id and text"
+    if all("\t" in text for text in texts):
+        raise UserError(f"{where}: a tab in each line, as in a table: {table} among them")
+    if {"id", "text"} <= find_columns(where, re.split("[,;|]", first), HEADER_NAMES).keys():
+        raise UserError(f"{where}: {first[:60]!r} names columns: {table} among them")
+    if len(texts) >= _FEWEST_IDS and all(map(_LINE_ID.match, texts)):
+        raise UserError(f"{where}: each line begins with a number, as with an id: {table}")
 
 
 def _plain(name: str) -> str:
@@ -312,7 +335,7 @@ def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> 
 
 def _check_order(columns: Sequence[str], rows: _Rows) -> _Rows:
     """Refuses rows in DPR's order (text before title), recognized by titles longer than texts."""
-    first = list(islice(rows, _ROWS_COMPARED))
+    first = list(islice(rows, ROWS_COMPARED))
     sizes = {name: sum(len(row[i]) for _, row in first) for i, name in enumerate(columns)}
     if len(first) > 2 and sizes.get("title", 0) > sizes["text"]:
         raise UserError(

@@ -16,7 +16,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 OWN_HEAD = "condenser_head.safetensors"
 HEADS = (OWN_HEAD, "model.pt")
 # Files that define a tokenizer. A BPE tokenizer has its merges next to vocab.json.
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "*.codes")
 # Files that vectors depend on: weights (also of adapters), settings and tokenizers.
 _OF_VECTORS = ("*.safetensors", "pytorch_model*.bin", "*.json", "merges.txt", *TOKENIZERS)
 
@@ -27,6 +27,8 @@ class Network(NamedTuple):
     path: Path
     config: Mapping[str, Any]  # its config.json
     weights: tuple[Path, ...]  # the files that transformers reads; () if there are none
+    # Settings by which sentence-transformers reads it otherwise than these files say.
+    read_otherwise: tuple[str, ...] = ()
 
     def sha256(self) -> str:
         """Returns a hash of all files that its outputs depend on."""

@@ -37,7 +37,7 @@ def find_folder(name_or_folder: str | Path) -> Path:
     try:
         # Many models are published in both formats; fetching both would double the download.
         for weights in _WEIGHTS:
-            of_two_towers = [f"*_0_Transformer/{pattern}" for pattern in weights]
+            of_two_towers = [f"*_[0-9]_*/{pattern}" for pattern in weights]
             patterns = [*_FILES, *weights, *of_two_towers]
             folder = Path(snapshot_download(name, allow_patterns=patterns))
             if any(path for pattern in weights for path in folder.rglob(pattern)):

@@ -137,7 +137,9 @@ def _places(
     for task, place in places.items():
         network = folder / place
         weights = tuple(find_weights(network))
-        networks[task] = Network(network, read(join(place, NETWORK)), weights)
+        said = read(join(place, module_files.TRANSFORMER)) if layers else {}
+        otherwise = module_files.read_otherwise(said)
+        networks[task] = Network(network, read(join(place, NETWORK)), weights, otherwise)
     return networks, tuple(folder / place for kind, place in layers if kind == "Dense")
 
 

@@ -26,6 +26,20 @@ _TOKENIZER = "tokenizer_config.json"
 NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
 # Poolings by the flags that all releases of sentence-transformers read.
 _MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+# Settings of a Transformer module in sentence-transformers 6.2.0, with the values for which it
+# reads a folder as the files beside them say; and its settings of how libraries load these files,
+# of which some change no vector.
+_AS_FILES_SAY = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+    "processing_kwargs": {},
+    "query_expansion": None,
+}
+_OF_LOADING = ("model_args", "tokenizer_args", "config_args")
+_OF_LOADING += ("model_kwargs", "processor_kwargs", "config_kwargs")
+_NEUTRAL = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype"}
+_NEUTRAL |= {"model_max_length", "trust_remote_code"}
 # Other settings of a Dense or Normalize module in sentence-transformers 6.2.0, and the only values
 # with which it computes what `Dense` describes.
 _USUAL = {
@@ -87,6 +101,23 @@ def from_files(modules: Any, read: Callable[[str], Any]) -> Representation:
 def lowers_case(read: Callable[[str], Any]) -> bool:
     """Returns whether a folder of `from_files` lower-cases texts before tokenization."""
     return bool(read(TRANSFORMER).get("do_lower_case"))
+
+
+def read_otherwise(transformer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names the settings of TRANSFORMER that change how its network or tokenizer is read.
+
+    sentence-transformers obeys them; what reads the files themselves does not.
+
+    Raises:
+      ValueError: for a tokenizer in another place, which no checksum covers.
+    """
+    if transformer.get("tokenizer_name_or_path") is not None:
+        raise ValueError(f"names a tokenizer elsewhere in {TRANSFORMER}; expected it in the folder")
+    said = {name: transformer.get(name) for name in _AS_FILES_SAY}
+    others = [name for name, value in said.items() if value not in (None, _AS_FILES_SAY[name])]
+    for name in _OF_LOADING:
+        others += [f"{name}: {key}" for key in transformer.get(name) or {} if key not in _NEUTRAL]
+    return tuple(others)
 
 
 def require_kind(settings: Mapping[str, Any]) -> None:
@@ -245,6 +276,9 @@ def kinds_and_paths(modules: Any) -> list[tuple[str, str]]:
         layers = [(str(each["type"]), str(each["path"])) for each in modules or []]
     except (KeyError, TypeError) as error:
         raise ValueError(f"has a {MODULES} without the type and path of each module") from error
+    names = [each.get("name") for each in modules or []]
+    if twice := [name for name in names if name is not None and names.count(name) > 1]:
+        raise ValueError(f"has a {MODULES} with two modules named {twice[0]!r}: one would be lost")
     for kind, _ in layers:
         if not kind.startswith("sentence_transformers."):
             raise ValueError(f"has a module {kind!r}, which needs code of its own: none is run")

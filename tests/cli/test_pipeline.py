@@ -117,20 +117,19 @@ def test_each_command_says_how_to_go_on(finished):
     said = (finished / "log.txt").read_text()
     commands = [shlex.split(line) for line in re.findall("^next: cocondenser (.*)$", said, re.M)]
     assert [words[0] for words in commands] == [
-        "pretrain", "convert", "convert", "finetune", "encode", "search", "search", "evaluate"
+        "pretrain", "convert", "convert", "encode", "search", "search", "evaluate"
     ]  # fmt: skip
     for name, *words in commands:
         PROGRAM.commands[name].make_context(name, words)
     place = escape_control(ODD_NAME)
     runs = f"{place}/runs"
     assert commands[2][1:] == [f"--run_dir={runs}/cocondenser", f"--out={runs}/cocondenser-model"]
-    assert commands[3][2] == f"--config.model.folder={runs}/model"
-    assert commands[4][1:] == [
+    assert commands[3][1:] == [
         f"--model={runs}/finetune/retriever",
         f"--corpus={place}/data",
         f"--out={runs}/finetune/embeddings",
     ]
-    assert commands[7][1:] == [f"--run={runs}/test.trec", f"--qrels={place}/data/qrels/test.tsv"]
+    assert commands[6][1:] == [f"--run={runs}/test.trec", f"--qrels={place}/data/qrels/test.tsv"]
 
 
 def assert_same(name, texts, masked):

@@ -7,7 +7,7 @@ reads judgments. Any file may be compressed (.gz, .xz, .zst).
 import logging
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from cocondenser_jax.corpus.records import Record, decode, to_document
 from cocondenser_jax.corpus.sources import open_records
 from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.files.tables import (
+    ROWS_COMPARED,
     names_an_id,
     plain_name,
     plain_suffix,
@@ -30,12 +31,10 @@ logger = logging.getLogger(__name__)
 
 _IDS = ("_id", "id")
 _QUERY_IDS = (*_IDS, "query_id")
-# From this number of lines on, a .txt file of queries is refused if every line begins with a number
-# greater than the previous one: these are ids, which would be searched for as words.
-_FEWEST_NUMBERED = 3
 # Characters that a run cannot hold in an id made from a file's name and a number.
 _UNFIT = re.compile(r"[\s\0%]")
 # A TREC topic's title, up to the next tag: it may hold a "<" that begins none.
+_MARKUP = re.compile(r"</?(?:b|i|u|em|strong|sub|sup|span|a|br|p)\b", re.IGNORECASE)
 _TITLE = re.compile(r"<title>\s*(?:Topic:)?\s*((?:[^<]|<(?!/?[a-z][^<>]*>))+)", re.IGNORECASE)
 
 
@@ -162,15 +161,16 @@ def _read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _read_text(
     path: Path, lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    first = next(lines, (0, ""))
-    lines = chain([first], lines)
-    if _is_topic(first[1]):
+    head = [*islice(lines, ROWS_COMPARED)]
+    first = head[0][1] if head else ""
+    lines = chain(head, lines)
+    if _is_topic(first):
         yield from _read_topics(path, lines)
-    elif _has_ids(path, first[1]):
+    elif _has_ids(path, first):
         yield from read_rows(path, lines, ("id", "text"))
-    elif first[1]:
-        require_prose(path, [first])
-        for number, line in _without_ids(path, lines):
+    else:
+        require_prose(path, head)
+        for number, line in lines:
             where = f"{path}:{number}"
             if "\t" in line.strip():
                 raise UserError(
@@ -186,23 +186,6 @@ def _is_topic(line: str) -> bool:
 
 def _has_ids(path: Path, line: str) -> bool:
     return plain_name(path).startswith("topics.") and "\t" in line
-
-
-def _without_ids(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yields lines; raises a UserError at the end if each began with an increasing number."""
-    last, n_rising, n_lines = -1, 0, 0
-    for number, line in lines:
-        n_lines += 1
-        begin = re.match(r"\s*(\d{1,18})\s+\S", line)
-        if begin and n_rising == n_lines - 1 and int(begin[1]) > last:
-            last, n_rising = int(begin[1]), n_lines
-        yield number, line
-    if n_rising == n_lines >= _FEWEST_NUMBERED:
-        raise UserError(
-            f"{path}: each of its {n_lines} lines begins with a number, as with an id: expected"
-            " queries alone; where they have ids, a .tsv file whose first line is id and text, or"
-            " tabs after them in topics.NAME.txt"
-        )
 
 
 def _read_topics(
@@ -224,6 +207,8 @@ def _read_topics(
 def _parse_topic(where: str, topic: str) -> dict[str, str]:
     name = re.search(r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?=<|$|\s)", topic, re.IGNORECASE)
     title = _TITLE.search(topic)
+    if title and (_MARKUP.match(topic, title.end()) or topic.lower().count("<title>") > 1):
+        raise UserError(f"{where}: expected one <title>, without tags in its text")
     if topic.lower().count("<top>") != 1 or not name or not title:
         raise UserError(f"{where}: expected <top>, a <num>, a <title> with text, </top>")
     id_ = name[1]
@@ -243,6 +228,9 @@ def _read_new_id(
     Raises:
       UserError: if the id is missing, no string or integer, or occurred before (`ids`).
     """
+    said = [name for name in names if fields.get(name) is not None]
+    if len({str(fields[name]) for name in said}) > 1:
+        raise UserError(f"{where}: the fields {' and '.join(said)} differ: expected one id")
     value = decode(_find_id(fields, names), "_id", where)
     if value is None:
         raise UserError(f"{where}: the field {names[0]!r} is missing")

@@ -178,7 +178,8 @@ def parse_metric(name: str) -> ir_measures.Measure:
         # ir-measures accepts 0, on which trec_eval aborts the process, and too large numbers.
         numbers = [metric.params.get(name, 1) for name in ("cutoff", "rel")]
         in_range = all(type(n) is int and 0 < n < 1 << 31 for n in numbers)
-        known = in_range and _PROVIDER.supports(metric)
+        counts = str(metric).startswith("Num")  # of queries or passages: they have no mean
+        known = in_range and _PROVIDER.supports(metric) and not counts
     except (AssertionError, KeyError, NameError, SyntaxError, ValueError):
         known = False
     if not known:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from unicodedata import normalize
 
 from cocondenser_jax.retriever.data.trec import DEPTH, Firsts, Qrels, Results, first_passages
 
@@ -13,11 +14,11 @@ Texts = Callable[[set[str]], Iterable[tuple[str, str]]]
 
 
 def text_key(text: str) -> int:
-    """Returns a 64-bit hash of a text that ignores white space and case.
+    """Returns a 64-bit hash of a text that ignores white space, case and Unicode's forms.
 
     It differs between processes. Two other texts have the same hash with a probability of 2^-64.
     """
-    return hash(" ".join(text.casefold().split()))
+    return hash(" ".join(normalize("NFKC", text).casefold().split()))
 
 
 def with_copies(

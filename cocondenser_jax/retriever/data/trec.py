@@ -25,6 +25,7 @@ DEPTH = 10  # first passages of a ranking: those that comparisons show, count an
 # Query → its DEPTH best passages, best first.
 Firsts = Mapping[str, Sequence[str]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
 # Query → judged passage → grade; above 0 is relevant.
@@ -194,13 +195,15 @@ def _lines_stand_together(path: Path) -> bool:
 
 
 def _read_result(path: Path, number: int, fields: Sequence[str]) -> tuple[str, float, float]:
-    """Returns the passage, the rank (NaN unless a number) and the score of a line."""
+    """Returns the passage, the rank and the score of a line."""
     _, _, passage, rank, text, _ = fields
+    if not _WHOLE.fullmatch(rank):
+        raise UserError(f"{path}:{number}: the rank must be a whole number, not {rank!r}")
     # Unlike trec_eval, Python also parses 1_0 and digits of other scripts.
     score = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(score):
         raise UserError(f"{path}:{number}: the score must be a finite number, not {text!r}")
-    return passage, float(rank) if _NUMBER.fullmatch(rank) else math.nan, score
+    return passage, float(rank), score
 
 
 def _warn_of_order(path: Path, orders: Mapping[str, int]) -> None:

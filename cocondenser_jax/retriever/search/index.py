@@ -45,6 +45,9 @@ _NEUTRAL = (
     faiss.HadamardRotation,
     faiss.RemapDimensionsTransform,
 )
+# What faiss (1.15) builds, and then ranks wrongly or ends the process with.
+# `direct` codes are whole numbers, and a graph needs two links.
+_UNFIT = re.compile(r"SQ\w*_direct\w*|HNSW[01](?!\d)")
 
 
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
@@ -65,6 +68,11 @@ def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:
         raise UserError(f"{embeddings} is an index already: expected the folder that encode wrote")
     table = open_shards(embeddings, manifest)
     vectors = shard_vectors(table)
+    if unfit := _UNFIT.search(factory):
+        raise UserError(
+            f"an index {factory!r} has {unfit[0]}, which ranks wrongly or not at all: expected, for"
+            " instance, SQ8 or HNSW32"
+        )
     try:
         index = faiss.index_factory(manifest.dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, TypeError) as error:

@@ -31,6 +31,7 @@ from cocondenser_jax.model_folder.library import (
     require_within,
 )
 from cocondenser_jax.model_folder.model import open_model
+from cocondenser_jax.model_folder.modules import TASKS
 from cocondenser_jax.representation import NOTHING_GIVEN, Given, Representation, library_prompts
 from cocondenser_jax.retriever.search.finite import broken_rows
 
@@ -229,7 +230,7 @@ def towers(model: SentenceTransformer) -> dict[str, Transformer]:
     first: dict[str, Any] = {"": model[0]}
     if isinstance(model[0], Router):
         routes: dict[str, Any] = dict(model[0].sub_modules)
-        first = {name: modules[0] for name, modules in routes.items()}
+        first = {name: routes[name][0] for name in TASKS}
     return first if all(isinstance(tower, Transformer) for tower in first.values()) else {}
 
 

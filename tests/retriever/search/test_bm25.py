@@ -185,7 +185,7 @@ def test_memory_is_estimated_by_the_first_passages(name, tmp_path, monkeypatch):
 
 def test_memory_is_estimated_for_a_file_whose_columns_are_named(tmp_path, monkeypatch):
     file = tmp_path / "passages.tsv"
-    file.write_text("1\tTitle\tsome words\n" * 200)
+    file.write_text("".join(f"{i}\tTitle\tsome words\n" for i in range(200)))
     monkeypatch.setattr(bm25, "_SMALL_FILE", 1000)
     monkeypatch.setattr(bm25, "available_bytes", lambda: 1000)
     with pytest.raises(UserError, match=re.escape(f"BM25 of {file} takes about 0.0 GiB")):

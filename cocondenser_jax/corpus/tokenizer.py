@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cocondenser_jax.backbones import BACKBONES, Backbone
 from cocondenser_jax.errors import UserError, first_three, whole_message
@@ -220,16 +220,11 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
     ids = _ids_of_roles(kind, entries, name)
     added = backend.get_added_tokens_decoder().items()
     special_ids = {*ids.values(), *(number for number, token in added if token.special)}
-    if phrases := [
-        token.content
-        for _, token in added
-        if token.content.split() != [token.content]
-        or (token.rstrip and not token.special and kind not in ("bert", "mpnet"))
-    ]:
+    if unfit := [token.content for _, token in added if _needs_neighbors(token, kind)]:
         raise UserError(
-            f"tokenizer {name} has added tokens that hold or take white space, such as"
-            f" {phrases[0]!r}: texts are tokenized word by word here, so they would not be read as"
-            " the model reads them"
+            f"tokenizer {name} has added tokens that hold or take spaces, such as {unfit[0]!r}:"
+            " texts are tokenized word by word here, so they would not be read as the model reads"
+            " them"
         )
     unknown_id = _unknown_id(state["model"], entries)
     if unknown_id is not None:
@@ -252,6 +247,13 @@ def span_tokenizer(backend: Tokenizer, name: str) -> SpanTokenizer:
         special_ids=tuple(sorted(special_ids | unused_ids)),
         sha256=_checksum(entries, state),
     )
+
+
+def _needs_neighbors(token: AddedToken, kind: str) -> bool:
+    """Whether a token depends on the words around it; spaces alone are collapsed before."""
+    has_space = token.content.strip() and token.content.split() != [token.content]
+    takes_space = token.rstrip and not token.special and BACKBONES[kind].tokenizer != "wordpiece"
+    return bool(has_space or takes_space)
 
 
 def special_strings(tokenizer: SpanTokenizer) -> list[str]:

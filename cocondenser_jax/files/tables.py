@@ -77,9 +77,10 @@ _NO_PROSE = {
 }
 # Other lines that show the same: of a file that begins with a comment, or of an archive.
 _NO_PROSE_EITHER = re.compile(r"</?(top|doc|docno)>|.*\0", re.I)
-# What each of several lines begins with if it is an id, and not a word of the text.
-_LINE_ID = re.compile(r"(\d{1,18}\s|[A-Za-z-]{0,8}\d+(-\d+)*[:.)|,;])\s*\S")
-_FEWEST_IDS = 3
+# What a line with an id begins with: a number and a mark, or a number alone, as some texts do.
+_MARKED_ID = re.compile(r"[A-Za-z-]{0,8}\d+(-\d+)*[:.)|,;]\s*\S")
+_NUMBER = re.compile(r"(\d{1,18})\s+\S")
+_FEWEST_IDS, _MANY_IDS = 3, 10  # lines
 ROWS_COMPARED = 100  # first lines of a file that show what it holds
 _Lines = Iterable[tuple[str, str]]  # "FILE:LINE" and the line
 _Rows = Iterator[tuple[str, list[str]]]  # "FILE:LINE" and the fields of the line
@@ -246,8 +247,23 @@ def require_prose(path: Path, lines: Iterable[tuple[int, str]]) -> None:
         raise UserError(f"{where}: a tab in each line, as in a table: {table} among them")
     if {"id", "text"} <= find_columns(where, re.split("[,;|]", first), HEADER_NAMES).keys():
         raise UserError(f"{where}: {first[:60]!r} names columns: {table} among them")
-    if len(texts) >= _FEWEST_IDS and all(map(_LINE_ID.match, texts)):
+    if _begin_with_ids(texts):
         raise UserError(f"{where}: each line begins with a number, as with an id: {table}")
+
+
+def _begin_with_ids(texts: Sequence[str]) -> bool:
+    """Whether several lines seem to begin with ids, which would be searched for as words.
+
+    All are marked, or all are numbers: that rise, or without gaps, or of many lines.
+    """
+    if len(texts) < _FEWEST_IDS:
+        return False
+    numbers = [int(found[1]) for text in texts if (found := _NUMBER.match(text))]
+    if len(numbers) < len(texts):
+        return all(map(_MARKED_ID.match, texts))
+    different = sorted({*numbers})
+    has_no_gaps = len(different) == len(numbers) == different[-1] - different[0] + 1
+    return different == numbers or has_no_gaps or len(texts) >= _MANY_IDS
 
 
 def _plain(name: str) -> str:

@@ -155,6 +155,10 @@ def test_the_queries_that_change_are_shown(folder, capsys):
             "unknown metric 'MRR@ten': expected, for instance, MRR@10, Recall@100, nDCG@10",
         ),
         (
+            "--qrels=qrels.tsv --metric=NumRel",
+            "unknown metric 'NumRel': expected, for instance, MRR@10, Recall@100, nDCG@10",
+        ),
+        (
             "--qrels=qrels.tsv --metric=Recall@0",
             "unknown metric 'Recall@0': expected, for instance, MRR@10, Recall@100, nDCG@10",
         ),

@@ -257,6 +257,30 @@ def test_misshapen_tensors_are_counted_and_named(bert_folder):
         load_folder(str(bert_folder))
 
 
+def test_a_tensor_that_is_not_finite_is_named(bert_folder):
+    name = "bert.encoder.layer.1.intermediate.dense.weight"
+    rewrite(bert_folder, lambda state: state | {name: state[name] / 0})
+    with pytest.raises(UserError, match=whole(f"TMP/model: 1 tensors are not finite: {name}")):
+        load_folder(str(bert_folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma"),
+        ("bert.embeddings.LayerNorm.weight", "embeddings.LayerNorm.weight"),
+    ],
+)
+def test_two_values_of_one_tensor_are_refused(bert_folder, name, other):
+    """transformers takes the other one of them."""
+    rewrite(bert_folder, lambda state: state | {other: state[name].clone()})
+    load_folder(str(bert_folder))
+    rewrite(bert_folder, lambda state: state | {other: 2 * state[name]})
+    said = f"TMP/model: its weights have {name} under two names, with other values"
+    with pytest.raises(UserError, match=whole(said)):
+        load_folder(str(bert_folder))
+
+
 @pytest.mark.parametrize(
     ("file", "dtype"),
     [

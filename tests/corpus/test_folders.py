@@ -113,6 +113,7 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     [
         *("scifact/corpus.jsonl", "a/b/collection.tsv.gz", "queries.jsonl", "a/queries.jsonl.xz"),
         *("qrels/test.tsv", "a/qrels/dev.tsv", "qrels.train.tsv", "a/queries.dev.tsv"),
+        *("queries/test-00000-of-00001.parquet", "queries.dev.jsonl", "a/topics-dl19.tsv.gz"),
     ],
 )
 def test_queries_and_judgments_are_no_documents(name, tmp_path, caplog):

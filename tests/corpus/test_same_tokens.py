@@ -175,6 +175,62 @@ def test_a_tokenizer_that_is_made_anew_is_compared_as_it_is_made(write):
         search_reader(folder / "nothing", lowers_case=False)
 
 
+def test_quotation_marks_that_only_one_of_both_replaces_are_found(write):
+    """transformers makes the tokenizer of XLM-R anew, with the rules of SentencePiece alone."""
+    folder = write("unigrams")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "’"}, "content": "'"}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    theirs = search_reader(write("unigrams"), lowers_case=False)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="training would see other tokens than the search"):
+        require_same_tokens(folder, load_tokenizer(str(folder)), theirs, [""])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"truncation_side": "left"}, "TMP: truncation_side is 'left'; expected 'right'"),
+        ({"padding_side": "left"}, "TMP: padding_side is 'left'; expected 'right'"),
+    ],
+)
+def test_a_side_that_no_converted_model_has_is_refused(write, settings, said):
+    folder = write("WordPiece", tokenizer_config=settings)
+    with pytest.raises(UserError, match=whole(said)):
+        search_reader(folder, lowers_case=False)
+
+
+def test_token_types_are_refused(write):
+    folder = write("WordPiece", tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast"})
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    special = {
+        name: {"id": name, "ids": [token["id"]], "tokens": [name]}
+        for token in content["added_tokens"]
+        if (name := token["content"]) in ("[CLS]", "[SEP]")
+    }
+    for type_id in (0, 1):
+        parts = [
+            {"SpecialToken": {"id": "[CLS]", "type_id": type_id}},
+            {"Sequence": {"id": "A", "type_id": type_id}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": type_id}},
+        ]
+        template = {"type": "TemplateProcessing", "single": parts, "pair": parts}
+        content["post_processor"] = template | {"special_tokens": special}
+        file.write_text(json.dumps(content))
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings["model_input_names"] = ["input_ids", "token_type_ids"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        read = search_reader(folder, lowers_case=False)
+        if not type_id:
+            assert len(read("a")) > 2
+            continue
+        with pytest.raises(
+            UserError, match=whole("TMP reads texts with token types; expected 0 for each token")
+        ):
+            read("a")
+
+
 @pytest.mark.parametrize("longest", [20, 99, 101])
 def test_another_length_of_unknown_words_is_found(write, longest):
     """transformers makes WordPiece anew, with 100."""

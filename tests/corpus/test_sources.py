@@ -160,6 +160,12 @@ def test_half_characters_are_replaced(tmp_path):
         (b'{"title": "only"}\n', r"corpus\.jsonl:1 has no `text`"),
         (b'{"text": 3}\n', r"corpus\.jsonl:1 has no `text`"),
         (b'{"spans": ["a", 3]}\n', whole("TMP/corpus.jsonl:1: `spans` must be a list of strings")),
+        (
+            b'{"text": "a b", "spans": ["a", "b"]}\n{"text": "a b", "spans": ["b"]}\n',
+            whole(
+                "TMP/corpus.jsonl:2 has a `text` other than its `spans`: expected one of the two"
+            ),
+        ),
         (b'{"text": "caf\xe9"}\n', whole("TMP/corpus.jsonl:1: not UTF-8")),
         (b"", "holds no documents"),
         (b"\n\n", "holds no documents"),
@@ -264,7 +270,7 @@ def test_each_row_group_of_parquet_is_a_piece(tmp_path):
     assert [list(piece()) for piece in pieces] == [expected[:2], expected[2:]]
     for name, record in (("b.jsonl", {"text": "c"}), ("c.jsonl", {"text": "d"})):
         write_records(tmp_path / name, [record])
-    pq.write_table(pa.table({"text": ["x"], "spans": [["s", "t"]]}), tmp_path / "d.parquet")
+    pq.write_table(pa.table({"text": ["s  t"], "spans": [["s", "t"]]}), tmp_path / "d.parquet")
     path.unlink()
     assert list(read_documents(f"{tmp_path}/*")) == [
         *(Document("b.jsonl:1", "c"), Document("c.jsonl:1", "d")),

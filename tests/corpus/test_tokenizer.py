@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 
 import pytest
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
+from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer
 
 from cocondenser_jax.corpus import tokenizer as tokenizer_module
@@ -163,12 +163,51 @@ def test_added_tokens_of_several_words_are_refused(wordpiece_folder, tmp_path):
     with pytest.raises(
         UserError,
         match=whole(
-            "tokenizer TMP has added tokens of several words, such as 'river stone': "
-            "texts are tokenized word by word here, so they would never be read as the "
+            "tokenizer TMP has added tokens that hold or take spaces, such as 'river stone': "
+            "texts are tokenized word by word here, so they would not be read as the "
             "model reads them"
         ),
     ):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_an_added_token_that_takes_the_next_words_space_is_refused(byte_level_folder, is_special):
+    """Words have no space of their own in WordPiece; special tokens are text in training."""
+    backend = load_tokenizer(str(byte_level_folder)).backend
+    backend = Tokenizer.from_str(backend.to_str())
+    backend.add_tokens([AddedToken("seabridge", rstrip=True, special=is_special)])
+    if is_special:
+        span_tokenizer(backend, "mine")
+        return
+    with pytest.raises(
+        UserError, match=whole("tokenizer mine has added tokens that hold or take spaces…")
+    ):
+        span_tokenizer(backend, "mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("added_tokens.json", {"rivermarket": 99}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"99": {"content": "rivermarket"}}}),
+        ("tokenizer_config.json", {"additional_special_tokens": ["rivermarket"]}),
+        ("special_tokens_map.json", {"additional_special_tokens": [{"content": "rivermarket"}]}),
+    ],
+)
+def test_a_token_that_another_file_adds_is_not_overlooked(
+    wordpiece_folder, tmp_path, name, content
+):
+    """transformers reads it in every text."""
+    shutil.copytree(wordpiece_folder, tmp_path / "model")
+    AutoTokenizer.from_pretrained(wordpiece_folder).save_pretrained(tmp_path / "model")
+    load_tokenizer(str(tmp_path / "model"))
+    file = tmp_path / "model" / name
+    before = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(before | content))
+    said = "TMP/model: tokenizer.json lacks rivermarket, which other files add, so that…"
+    with pytest.raises(UserError, match=whole(said)):
+        load_tokenizer(str(tmp_path / "model"))
 
 
 def test_a_model_in_use_reads_special_tokens_in_a_text(composed_bytes):

@@ -274,6 +274,7 @@ def test_a_second_line_of_names_is_refused():
 
 TAG = "a tag of TREC's topics or documents"
 TABLE = "a tab in each line, as in a table"
+NUMBERS = ":1: each line begins with a number, as with an id"
 
 
 @pytest.mark.parametrize(
@@ -293,6 +294,11 @@ TABLE = "a tab in each line, as in a table"
         ),
         ("q1 0 d7 -1", "a judgment, 'q1 0 d7 -1'"),
         ("q1 Q0 d7 1", "a judgment, 'q1 Q0 d7 1'"),
+        (".I 1\n.W\nwords", "a field of SMART's collections, '.I 1'"),
+        ("{\\rtf1 words", "a document of HTML or RTF, '{\\\\rtf1 words'"),
+        ("<!DOCTYPE html>\n<p>", "a document of HTML or RTF, '<!DOCTYPE html>'"),
+        ('{"_id": "x7", "text": "who"}', 'JSON, \'{"_id": "x7", "text": "who"}\''),
+        ('[\n{"text": "who"}]', "JSON, '['"),
         ("1\t7\t1\r\n1\t8\t2", TABLE),
         ("1\twho asks\n2\twhat", TABLE),
     ],
@@ -305,7 +311,30 @@ def test_lines_that_are_no_texts_are_refused(text, what):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "one\n\ttwo", "a < b\tc\nd", "<b> is a tag", "12:30 is noon", "1: a"]
+    ("text", "said"),
+    [
+        ("# topics of 2009\n<top>\n<num> 1", ":2: a tag or a zero byte, '<top>'"),
+        ("docs.txt\0\0000644\nwords", ":1: a tag or a zero byte, 'docs.txt\\x00\\x000644'"),
+        ("id,title,text\n1,a,b", ":1: 'id,title,text' names columns"),
+        ("1 who\n3 what\n2 why", NUMBERS),
+        ("57 who\n" * 10, NUMBERS),
+        ("MB001: who\nMB002: what\nMB003: why", NUMBERS),
+        ("wt09-1:who\nwt09-2:what\nwt10-1:why", NUMBERS),
+        *((f"Q1{end} who\nQ3{end}what\nQ2{end} why", NUMBERS) for end in ":.|,)"),
+    ],
+)
+def test_more_than_one_line_shows_what_a_text_is(text, said):
+    lines = enumerate(text.split("\n"), start=1)
+    assert refusal(require_prose, Path("a.txt"), lines).startswith(f"a.txt{said}: expected texts")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "one\n\ttwo", "a < b\tc\nd", "<b> is a tag", "12:30 is noon", "1: a", "1 a\n2 b"),
+        *("57 who\n12 what\n3 why", "57 who\n" * 9, "{{Infobox}}"),
+        *("[1] a note", "1980s music\n3d prints\n90s songs", "id, please"),
+    ],
 )
 def test_other_lines_are_texts(text):
     require_prose(Path("a.txt"), enumerate(text.split("\n"), start=1))
@@ -350,7 +379,11 @@ def test_the_limit_of_csv_stays_as_it_was():
         ("msmarco-doctrain-qrels.tsv", True),
         ("msmarco-docdev-queries.tsv.gz", True),
         ("queries.jsonl.zst", True),
-        ("queries.tsv", False),
+        ("queries.tsv", True),
+        ("queries.txt", False),
+        ("queries/part-0.parquet", True),
+        ("a/topics.b/c.jsonl", True),
+        ("queries/a/c.jsonl", False),
         ("queriesXdev.tsv", False),
         ("corpus.jsonl.bz2", False),
         ("my-corpus.jsonl", False),

@@ -325,6 +325,19 @@ def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
             "TMP/a.txt:1: expected <top>, a <num>, a <title> with text, </top>",
         ),
         ("a.txt", "<top>\n<num> 1\n<title> a", "TMP/a.txt:1: a topic without </top>"),
+        *(
+            (
+                "a.txt",
+                f"<top>\n<num>7\n<title>a {more}\n</top>\n",
+                "TMP/a.txt:1: expected one <title>, without tags in its text",
+            )
+            for more in ("<b>bold</b> word", "<title> b")
+        ),
+        (
+            "a.jsonl",
+            '{"_id": 1, "query_id": "1", "text": "a"}\n{"id": 0, "query_id": "7", "text": "b"}',
+            "TMP/a.jsonl:2: the fields id and query_id differ: expected one id",
+        ),
         ("a.txt", "<top>\n<num>7\n<title>a\n</top>\n" * 2, "TMP/a.txt:5: the id '7' occurs twice"),
         (
             "a.txt",
@@ -335,9 +348,8 @@ def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
             "a.txt",
             "  1 who is a\n 12 who is b\n101 who",
             (
-                "TMP/a.txt: each of its 3 lines begins with a number, as with an id: "
-                "expected queries alone; where they have ids, a .tsv file whose first line "
-                "is id and text, or tabs after them in topics.NAME.txt"
+                "TMP/a.txt:1: each line begins with a number, as with an id: expected texts "
+                "alone, or a .tsv file whose first line names the columns, id and text"
             ),
         ),
     ],

@@ -7,6 +7,7 @@ from cocondenser_jax.retriever.data.same_text import (
     count_added,
     count_copies,
     note_firsts,
+    text_key,
     warn_of_copies,
     with_copies,
 )
@@ -32,6 +33,11 @@ def test_copies_are_relevant_but_for_their_own_grade():
     assert count_added(relevant, expanded) == 2
     both = {"q": {"a": 3, "b": 1}}
     assert with_copies(both, TEXTS.items(), TEXTS.items()) == both
+
+
+def test_unicodes_forms_of_a_text_are_copies():
+    assert text_key("Café ﬁne") == text_key("cafe\N{COMBINING ACUTE ACCENT}  FINE")
+    assert text_key("café") != text_key("cafe")
 
 
 def test_queries_are_counted_that_find_a_copy_which_is_not_judged():

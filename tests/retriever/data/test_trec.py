@@ -99,7 +99,6 @@ EQUAL_SCORES = (
         (["1 1.0", "2 2.0", "3 3.0"], DISTANCES),
         (["3 3.0", "1 1.0", "2 2.0"], DISTANCES),
         (["0 1.0", "0 2.0", "0 3.0"], ""),  # no ranks
-        (["x 1.0", "y 2.0", "z 3.0"], ""),
         (["1 2.0", "2 1.0", "3 2.0"], EQUAL_SCORES),
     ],
 )
@@ -294,6 +293,8 @@ def test_bad_judgments_are_named(tmp_path, content, message):
             whole("TMP/run.trec:2: the score must be a finite number, not 'high'"),
         ),
         ("q1 Q0 d2 2 1.0", ":2: expected 6 fields"),
+        ("q1 Q0 d2 1.5 2 tag", whole("TMP/run.trec:2: the rank must be a whole number, not '1.5'")),
+        ("q1 Q0 my d2 2 1.5", whole("TMP/run.trec:2: the rank must be a whole number, not 'd2'")),
         ("q1 Q0 d1\0 2 1.0 tag", whole("TMP/run.trec:2: a zero byte, which no id can have")),
         ("q1 Q0 d1 2 1.0 tag", whole("TMP/run.trec:2: query q1 has passage d1 twice")),
     ],

@@ -277,6 +277,21 @@ def test_what_ranks_by_something_else_is_no_index(embeddings, tmp_path, factory,
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("factory", "part"),
+    [
+        *(("SQ8_direct", "SQ8_direct"), ("IVF2,SQ8_direct_signed", "SQ8_direct_signed")),
+        *(("HNSW0", "HNSW0"), ("L2norm,HNSW1,Flat", "HNSW1")),
+    ],
+)
+def test_what_faiss_builds_and_cannot_search_is_no_index(embeddings, tmp_path, factory, part):
+    said = f"an index {factory!r} has {part}, which ranks wrongly or not at all: expected, for…"
+    with pytest.raises(UserError, match=whole(said)):
+        build_index(embeddings, tmp_path / "index", factory)
+    assert not any(tmp_path.iterdir())
+    build_index(embeddings, tmp_path / "index", "HNSW10,SQ8")
+
+
 def test_cosines_alone_have_no_lengths_to_lose(model_folder, beir, embeddings, tmp_path):
     build_index(embeddings, tmp_path / "index", "L2norm,Flat")
     model = open_model(model_folder, Given(similarity="dot"))
@@ -450,7 +465,7 @@ def test_a_bm25_index_that_does_not_fit_is_refused(model_folder, hybrid_folder, 
     index, _ = bm25._build_index(passages, settings)
     index.scores.save(hybrid_folder / "bm25", show_progress=False)  # without its language
     write_checksums(hybrid_folder / "bm25")
-    with pytest.raises(UserError, match=f"bm25 does not name its language: {advice}"):
+    with pytest.raises(UserError, match=f"cannot read .*language.json: .*: {advice}"):
         open_hybrid()
 
 

@@ -88,6 +88,7 @@ def test_encode_and_compare_read_each_file_of_a_model_once(labse, texts, reads, 
 def test_a_run_reads_each_file_of_its_start_once(labse, reads, tmp_path):
     write_records(tmp_path / "text.jsonl", ({"text": text * 4} for text in PASSAGES))
     build_store(str(tmp_path / "text.jsonl"), str(labse), tmp_path / "store", max_length=16)
+    reads.clear()  # that was another command
     config = default.get_config().unlock()
     config.data.store, config.warm_start = str(tmp_path / "store"), str(labse)
     config.model.skip_from, config.init_head = 1, True

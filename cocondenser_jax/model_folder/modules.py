@@ -36,8 +36,10 @@ _AS_FILES_SAY = {
     "processing_kwargs": {},
     "query_expansion": None,
 }
-_OF_LOADING = ("model_args", "tokenizer_args", "config_args")
-_OF_LOADING += ("model_kwargs", "processor_kwargs", "config_kwargs")
+_OF_LOADING = (
+    *("model_args", "tokenizer_args", "config_args"),  # their names before 6.0
+    *("model_kwargs", "processor_kwargs", "config_kwargs"),
+)
 _NEUTRAL = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype"}
 _NEUTRAL |= {"model_max_length", "trust_remote_code"}
 # Other settings of a Dense or Normalize module in sentence-transformers 6.2.0, and the only values

@@ -150,6 +150,20 @@ def test_padding_may_stand_before_a_text(research_folders, pooling):
     np.testing.assert_allclose(theirs[0], expected.encode(texts[0]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+def test_a_text_with_the_token_of_padding_is_computed_alike_or_refused(research_folders, family):
+    """PyTorch's RoBERTa gives this token no position of its own, wherever it is."""
+    folder = research_folders[family]
+    expected, flax = (load_retriever(folder, given=Given("mean", "dot")) for _ in range(2))
+    run_in_flax(flax, open_model(folder), batch_size=3)
+    text = f"early {flax.tokenizer.pad_token} layers"
+    if family == "bert":
+        np.testing.assert_allclose(flax.encode(text), expected.encode(text), rtol=0, atol=1e-4)
+        return
+    with pytest.raises(UserError, match="a text holds the token of padding"):
+        flax.encode(text)
+
+
 def test_pytorch_leaves_its_gpu_to_jax(research_folders, monkeypatch):
     folder = research_folders["bert"]
     model = load_retriever(folder)

@@ -36,7 +36,7 @@ from cocondenser_jax.representation import (
     to_json,
     with_given,
 )
-from cocondenser_jax.retriever.search.models import load_retriever
+from cocondenser_jax.retriever.search.models import load, load_retriever, towers
 from tests.lines import whole
 from tests.world import write_retriever
 
@@ -309,6 +309,8 @@ def test_two_towers_are_described_where_they_make_the_same_vectors(saved, tmp_pa
     router_file = folder / "router_config.json"
     router = json.loads(router_file.read_text())
     kinds = router["structure"]
+    write_json(router_file, router | {"structure": kinds | {"other": kinds["query"]}})
+    assert [*towers(load(open_model(folder)))] == ["document", "query"]
     for structure, said in (
         (
             kinds | {"query": kinds["query"][:-1]},

@@ -129,7 +129,7 @@ def _open(
         ("float32", "float16", "int8", "binary"),
         "number format in the shards: 4, 2, 1 or 1/8 bytes a number",
     ),
-    precision("GPU or CPU"),
+    precision("GPU or CPU (with jax: the TPU or GPU)"),
     *GIVEN,
     TITLE_SEPARATOR,
     flag("--backend", ("torch", "jax"), "what runs the model; jax: on all TPU cores of this host"),

@@ -376,8 +376,9 @@ def _canonical(
         name = re.sub(r"(?<=LayerNorm\.)beta$", "bias", name)
         if name.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
             name = names.backbone + name
-        if not np.array_equal(renamed.setdefault(name, value), value):
+        if name in renamed and not np.array_equal(renamed[name], value):
             raise UserError(f"{folder}: its weights have {name} under two names, with other values")
+        renamed[name] = value
     words = renamed.get(f"{names.backbone}embeddings.{names.embeddings['word']}.weight")
     for prefix in ("cls.predictions.", "lm_head.", ""):
         decoder = renamed.get(f"{prefix}decoder.weight")

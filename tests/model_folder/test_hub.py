@@ -69,8 +69,10 @@ def test_what_is_downloaded_of_a_model(monkeypatch, tmp_path):
     """Of files as two towers and as sentence-transformers have them, in both formats of weights."""
     names = "model.safetensors", "model-00001-of-00002.safetensors"
     weights = [f"{place}{name}" for place in ("", "query_0_Transformer/") for name in names]
+    weights.append("document_2_Dense/model.safetensors")
     others = ["config.json", "query_0_Transformer/config.json", "2_Dense/model.safetensors"]
     others += ["vocab.txt", "1_Pooling/config.json", "sentencepiece.bpe.model", "o200k.tiktoken"]
+    others += ["bpe.codes"]
     others += ["merges.txt", "condenser_head.safetensors", "model.pt"]
     left = ["pytorch_model.bin", "onnx/model.onnx", "README.md", "checkpoint-7/model.safetensors"]
 

@@ -1,6 +1,7 @@
 """A model that is opened: its files, each read once, and what other programs read of them."""
 
 import json
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Router
 
@@ -25,7 +26,13 @@ from cocondenser_jax.model_folder.folder import is_cross_encoder
 from cocondenser_jax.model_folder.model import open_model, open_network
 from cocondenser_jax.pretrain.experiment import resolve
 from cocondenser_jax.pretrain.warm_start import first_model
-from cocondenser_jax.representation import AS_IN_PAPERS, Given, passage_prompt, query_prompt
+from cocondenser_jax.representation import (
+    AS_IN_PAPERS,
+    Given,
+    Representation,
+    passage_prompt,
+    query_prompt,
+)
 from cocondenser_jax.retriever.search.models import load, load_retriever
 from tests.published import MEAN, MINILM, UNIT, pooling
 from tests.published_folders import IDENTITY, TANH, dense, write_folder
@@ -300,6 +307,33 @@ def test_what_needs_to_be_resolved_is_one_line(tmp_path, monkeypatch, capsys):
     assert "pools by max; expected cls or mean" in capsys.readouterr().err
     with pytest.raises(UserError, match="already exists"):
         resolve_model(open_model(folder), largest)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_only_pytorch_reads_is_encoded_and_not_resolved(tmp_path, texts, capsys):
+    changes = {"sentence_bert_config.json": {"config_args": {"hidden_act": "relu"}}}
+    folder = write_folder(MINILM._replace(changes=changes), tmp_path / "model")
+    assert main(["resolve", f"--model={folder}", f"--out={tmp_path}/out"]) == 2
+    said = f"cocondenser: {folder}: has settings in sentence_bert_config.json that only PyTorch"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+    with pytest.raises(UserError, match="that only PyTorch reads"):
+        load_folder(folder, representation=Representation("cls"), init_head_seed=0)
+    vectors = load(open_model(folder)).encode_document(list(PASSAGES))
+    library = SentenceTransformer(str(folder), model_kwargs={"dtype": "float32"})
+    np.testing.assert_allclose(vectors, library.encode_document(list(PASSAGES)), atol=1e-6)
+
+
+def test_a_broken_model_is_not_resolved(tmp_path, capsys):
+    folder = write_folder(MINILM, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    foreign = {f"model.{key}": value for key, value in weights.items()}
+    save_file(foreign, folder / "model.safetensors")
+    assert main(["resolve", f"--model={folder}", f"--out={tmp_path}/out"]) == 2
+    assert "tensors are missing" in capsys.readouterr().err
+    save_file({**weights, name: weights[name] * math.nan}, folder / "model.safetensors")
+    assert main(["resolve", f"--model={folder}", f"--out={tmp_path}/out"]) == 2
+    assert "1 tensors are not finite" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -10,6 +10,7 @@ from cocondenser_jax.model_folder.modules import (
     join,
     kinds_and_paths,
     lowers_case,
+    read_otherwise,
     require_kind,
     require_order,
     require_usual,
@@ -333,6 +334,57 @@ def test_modules_are_of_sentence_transformers():
     said = "^has a module 'mine.Transformer', which needs code of its own: none is run$"
     with pytest.raises(ValueError, match=said):
         kinds_and_paths([*listed, {"type": "mine.Transformer", "path": ""}])
+
+
+def test_two_modules_of_one_name_are_refused():
+    """The library would keep the second of them."""
+    layers = [
+        {"type": f"sentence_transformers.models.{kind}", "path": kind, "name": name}
+        for kind, name in (("Transformer", "0"), ("Pooling", "1"), ("Dense", "2"), ("Dense", "2"))
+    ]
+    assert len(kinds_and_paths(layers[:3])) == 3
+    said = "^has a modules.json with two modules named '2': one would be lost$"
+    with pytest.raises(ValueError, match=said):
+        kinds_and_paths(layers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        ({"max_seq_length": 9, "do_lower_case": True, "query_length": 7, "unpad_inputs": None}, ()),
+        ({"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}, ()),
+        (
+            {
+                "modality_config": {
+                    "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+                }
+            },
+            (),
+        ),
+        ({"processing_kwargs": {}, "query_expansion": None, "model_args": None}, ()),
+        ({"model_args": {"add_pooling_layer": False, "torch_dtype": "float16"}}, ()),
+        ({"tokenizer_args": {"model_max_length": 9}, "config_kwargs": {}}, ()),
+        ({"transformer_task": "fill-mask"}, ("transformer_task",)),
+        ({"modality_config": {"text": {}}}, ("modality_config",)),
+        ({"module_output_name": "scores"}, ("module_output_name",)),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, ("processing_kwargs",)),
+        ({"query_expansion": {"length": 9}}, ("query_expansion",)),
+        ({"model_args": {"variant": "fp16"}}, ("model_args: variant",)),
+        ({"config_kwargs": {"hidden_act": "relu"}}, ("config_kwargs: hidden_act",)),
+        ({"tokenizer_args": {"do_lower_case": False}}, ("tokenizer_args: do_lower_case",)),
+        ({"processor_kwargs": {"a": 1}, "config_args": {"b": 2}}, None),
+    ],
+)
+def test_settings_by_which_the_library_reads_files_otherwise(settings, others):
+    found = read_otherwise(settings)
+    assert found == (others if others is not None else ("config_args: b", "processor_kwargs: a"))
+
+
+def test_a_tokenizer_elsewhere_is_refused():
+    assert read_otherwise({"tokenizer_name_or_path": None}) == ()
+    said = "^names a tokenizer elsewhere in sentence_bert_config.json; expected it in the folder$"
+    with pytest.raises(ValueError, match=said):
+        read_otherwise({"tokenizer_name_or_path": "bert-base-uncased"})
 
 
 def test_other_kinds_of_models_are_named():

@@ -338,7 +338,18 @@ def _plain_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
         # One extra field reveals the mistake; splitting a line of tabs would make millions.
         fields = line.split("\t", len(columns))
         _check_number(where, fields, columns)
+        if '""' in line and any(map(_is_quoted, fields)):
+            raise UserError(
+                f"{where}: a cell is quoted as in csv: expected the first line of its file, which"
+                " names the columns"
+            )
         yield where, fields
+
+
+def _is_quoted(cell: str) -> bool:
+    """Whether a cell is quoted and its quotation marks doubled, as in a part of DPR's passages."""
+    inner = cell[1:-1]
+    return cell == f'"{inner}"' and '""' in inner and '"' not in inner.replace('""', "")
 
 
 def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> None:

@@ -347,6 +347,14 @@ def test_quotation_marks_of_a_file_without_a_header_are_text():
         '"never closed',
         '5" wide',
     ]
+    said = (
+        "collection.tsv:1: a cell is quoted as in csv: expected the first line of its file, which"
+    )
+    assert refusal(read, 'd1\t"He said ""go"" and went"', "collection.tsv").startswith(said)
+    assert [row[3] for row in read('d1\tan "" empty\nd2\t""', "collection.tsv")] == [
+        'an "" empty',
+        '""',
+    ]
     # Of no quoted field.
     assert refusal(read, 'd1\t"never closed\nd2\tx"\nd3', "collection.tsv") == (
         "collection.tsv:3: expected 2 tab-separated fields (id, text), found 1"

@@ -263,7 +263,7 @@ def test_files_in_another_form_are_refused():
     moved = changed(FULL_FILES)
     moved["modules.json"][0] = {**moved["modules.json"][0], "path": "0_Transformer"}
     scaled_first = changed(FULL_FILES)
-    scaled_first["modules.json"].insert(2, scaled_first["modules.json"][-1])
+    scaled_first["modules.json"].insert(2, {**scaled_first["modules.json"][-1], "name": "first"})
     without = changed(FULL_FILES)
     del without["sentence_bert_config.json"]
     for files in (moved, scaled_first, without):

@@ -63,7 +63,8 @@ def test_a_flag_says_its_default_its_choices_and_what_it_goes_with(help_of):
     assert "--data DATA the folder of queries and qrels [required]" in text
     assert "--denoise_below FLOAT with --denoise_run: keep passages" in text
     assert "--dtype [float32|float16|int8|binary]" in help_of("encode")
-    assert "bfloat16 if the GPU or CPU supports it" in " ".join(help_of("encode").split())
+    precision = "bfloat16 if the GPU or CPU (with jax: the TPU or GPU) supports it"
+    assert precision in " ".join(help_of("encode").split())
     assert "bfloat16 if the GPU supports it" in " ".join(help_of("rerank").split())
     assert "may be repeated [required]" in " ".join(help_of("compare").split())
 

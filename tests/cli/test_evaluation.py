@@ -104,7 +104,11 @@ def test_the_queries_that_change_are_shown(folder, capsys):
     command = [*compared.split(), "--metric=MRR@10,Recall@1", "--data=data"]
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "report: report.html"
-    assert main([*command, "--report=page.html"]) == 0
+    assert main([*command, "--report=page.html", "--json_out=page.json"]) == 0
+    tests = json.loads((folder / "page.json").read_text())["comparisons"]
+    assert tests["MRR@10"]["difference"] != tests["Recall@1"]["difference"]
+    said = f"difference {tests['MRR@10']['difference']:+.4f}"
+    assert said in (folder / "page.html").read_text()
     assert (folder / "page.html").read_text() == (folder / "report.html").read_text()
     (folder / "report.html").unlink()
     (folder / "report.html").mkdir()  # is in the way of a report only

@@ -333,6 +333,7 @@ def test_more_than_one_line_shows_what_a_text_is(text, said):
     [
         *("", "one\n\ttwo", "a < b\tc\nd", "<b> is a tag", "12:30 is noon", "1: a", "1 a\n2 b"),
         *("57 who\n12 what\n3 why", "57 who\n" * 9, "{{Infobox}}"),
+        "1 who\n3 what\n1 why",
         *("[1] a note", "1980s music\n3d prints\n90s songs", "id, please"),
     ],
 )
@@ -355,6 +356,8 @@ def test_quotation_marks_of_a_file_without_a_header_are_text():
         'an "" empty',
         '""',
     ]
+    between = '"one" and "" and "another"'
+    assert [row[3] for row in read(f"d1\t{between}", "collection.tsv")] == [between]
     # Of no quoted field.
     assert refusal(read, 'd1\t"never closed\nd2\tx"\nd3', "collection.tsv") == (
         "collection.tsv:3: expected 2 tab-separated fields (id, text), found 1"

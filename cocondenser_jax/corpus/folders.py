@@ -63,6 +63,7 @@ def find_files(folder: Path, pattern: str) -> list[str]:
             if is_accepted(name) and not is_data_file(Path(name)) and matches(name)
         ]
         if not pattern:
+            files = _corpus_of_hub(files)
             _require_one_suffix(folder, files)
     others = sorted({*found}.difference(files))
     if not files:
@@ -104,6 +105,16 @@ def _passages(names: Sequence[str]) -> list[str]:
             if "/" not in name and plain_name(Path(name)) == known:
                 return [name]
     return []
+
+
+def _corpus_of_hub(files: Sequence[str]) -> list[str]:
+    """Leaves out queries and judgments in the layout of data sets on the Hub.
+
+    It has the folders corpus, queries and qrels, with files of any name.
+    """
+    if not any(name.startswith("corpus/") for name in files):
+        return [*files]
+    return [name for name in files if not name.startswith(("queries/", "qrels/"))]
 
 
 def _require_one_suffix(folder: Path, files: Sequence[str]) -> None:

@@ -95,7 +95,7 @@ def to_document(record: Record) -> Document:
             raise UserError(f"{where}: `spans` must be a list of strings, without nulls")
         cut = tuple(without_surrogates(text) for text in texts)
         own = _text(fields.get("text"), "text", where)
-        if isinstance(own, str) and own.strip() and own.split() != " ".join(cut).split():
+        if isinstance(own, str) and own.strip() and _letters(own) != _letters("".join(cut)):
             raise UserError(f"{where} has a `text` other than its `spans`: expected one of the two")
         document = Document(name, "\n".join(cut), cut)
     else:
@@ -109,6 +109,11 @@ def to_document(record: Record) -> Document:
         document = Document(name, without_surrogates(text))
     check_size(len(document.text.encode()), where)
     return document
+
+
+def _letters(text: str) -> str:
+    """Returns a text without its white space."""
+    return "".join(text.split())
 
 
 def _id(fields: Mapping[str, Any], default: str, where: str) -> str:

@@ -28,17 +28,20 @@ STARTS_PROMPT = 3  # of each token of a prompt
 # White space in Python, but dropped or kept within a word by tokenizers.
 _CONTROL = re.compile(r"[\x0b\x0c\x1c-\x1f\x85]")
 _SPACE = re.compile(r"[^\S\x0b\x0c\x1c-\x1f\x85]+")
+# A letter that begins no sentence. All of Georgian's are lower-case by Unicode.
+_SMALL = r"[\p{Ll}--\p{Georgian}]"
 # A line break is a boundary unless the next line starts with a lower-case letter, as in
 # hard-wrapped text. A blank line always is one.
-_LINE_BORDER = regex.compile(r"\n\s*\n|\n(?!\s*\p{Ll})")
+_LINE_BORDER = regex.compile(rf"(?V1)\n\s*\n|\n(?!\s*{_SMALL})")
 # A mark that ends sentences, closing quotes and brackets, a space, and then anything but a
 # lower-case letter. Marks of scripts without capitals, such as 。 or ।, need no space; Urdu's also
-# occurs in abbreviations, and the wide full stop in numbers. Tibetan's shad is no
+# occurs in abbreviations, and the wide full stop in wide numbers and initials. Tibetan's shad is no
 # Sentence_Terminal, but the only mark that its sentences have.
 _OWN_MARK = r"[\p{Sentence_Terminal}\u0F0D--[\x00-\x7F\u06D4\u2000-\u206F\uFE50-\uFE6F\uFF0E]]"
+_WIDE_STOP = r"(?<![\p{N}\uFF21-\uFF3A\uFF41-\uFF5A])\uFF0E"
 _SENTENCE_BORDER = regex.compile(
-    rf"(?V1)(?:{_OWN_MARK}|(?<!\p{{N}})\uFF0E|\uFF0E(?=\p{{L}}))+[\"'”’»)\]」』）]*"  # noqa: RUF001
-    r"|[\p{Sentence_Terminal}…][\"'”’»)\]]* (?!\p{Ll})"  # noqa: RUF001
+    rf"(?V1)(?:{_OWN_MARK}|{_WIDE_STOP})+[\"'”’»)\]」』）]*"  # noqa: RUF001
+    rf"|[\p{{Sentence_Terminal}}…][\"'”’»)\]]* (?!{_SMALL})"  # noqa: RUF001
 )
 # A period after these does not end a sentence, nor does one after initials ("J. R. Smith").
 _ABBREVIATION = re.compile(

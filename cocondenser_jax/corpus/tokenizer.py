@@ -26,6 +26,7 @@ _DECODERS = {
     "unigram": decoders.Metaspace(),
 }
 _LARGEST = 10_000_000  # of a network, see `ModelConfig`; tokenizers takes memory for all entries
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # of transformers' special tokens
 _REPEATS = 1000  # maximum count of a word in one text
 
 
@@ -374,22 +375,29 @@ def _read_folder(folder: Path) -> Tokenizer:
 
 def _require_all_added(tokenizer: Tokenizer, folder: Path) -> None:
     """Raises a UserError for tokens that transformers adds from files beside tokenizer.json."""
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     settings = read_object(folder / "tokenizer_config.json", {})
     names = read_object(folder / "special_tokens_map.json", {})
-    tokens = [
-        *read_object(folder / "added_tokens.json", {}),
-        *(settings.get("added_tokens_decoder") or {}).values(),
-        *(settings.get("additional_special_tokens") or ()),
-        *(names.get("additional_special_tokens") or ()),
-    ]
-    texts = [token["content"] if isinstance(token, dict) else token for token in tokens]
-    if missing := sorted({*texts} - known):
+    tokens = [*read_object(folder / "added_tokens.json", {})]
+    tokens += (settings.get("added_tokens_decoder") or {}).values()
+    for said in (settings, names):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            more = said.get(key) or ()
+            tokens += more.values() if isinstance(more, dict) else more
+    roles = [said.get(f"{role}_token") for said in (settings, names) for role in _ROLES]
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = {*map(_content, tokens)} - known
+    missing |= {*map(_content, filter(None, roles))} - tokenizer.get_vocab().keys()
+    if missing:
         raise UserError(
-            f"{folder}: tokenizer.json lacks {first_three(missing)}, which other files add, so that"
-            " training would not read them as the model does: save the tokenizer again, with"
-            " transformers"
+            f"{folder}: tokenizer.json lacks {first_three(sorted(missing))}, which other files add,"
+            " so that training would not read them as the model does: save the tokenizer again,"
+            " with transformers"
         )
+
+
+def _content(token: Any) -> str:
+    """Returns the text of a token that a file describes by its text or by its properties."""
+    return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _new_tokenizer(backbone: Backbone, **rules: Any) -> Tokenizer:

@@ -57,7 +57,6 @@ HEADER_NAMES = {
         *("paragraph", "query", "querytext", "question", "questiontext", "sentence", "abstract"),
     ),
 }
-_OF_QUERIES = re.compile(r"(queries|topics|qrels)([._-]|$)")
 _NO_FIELD = "-"  # a column that is not read
 # A source with columns named by the user: PATH:id,title,text.
 _WITH_COLUMNS = re.compile(rf"(.+):((?:{'|'.join((*FIELDS, _NO_FIELD))})(?:,[a-z-]+)+)", re.DOTALL)
@@ -78,7 +77,7 @@ _NO_PROSE = {
 # Other lines that show the same: of a file that begins with a comment, or of an archive.
 _NO_PROSE_EITHER = re.compile(r"</?(top|doc|docno)>|.*\0", re.I)
 # What a line with an id begins with: a number and a mark, or a number alone, as some texts do.
-_MARKED_ID = re.compile(r"[A-Za-z-]{0,8}\d+(-\d+)*[:.)|,;]\s*\S")
+_MARKED_ID = re.compile(r"([A-Za-z-]{0,8}\d+(?:-\d+)*)[:.)|,;](?!\d)\s*\S")
 _NUMBER = re.compile(r"(\d{1,18})\s+\S")
 _FEWEST_IDS, _MANY_IDS = 3, 10  # lines
 ROWS_COMPARED = 100  # first lines of a file that show what it holds
@@ -104,13 +103,7 @@ def matches_data_file(path: Path, name: str, split: str | None = None) -> bool:
 
 
 def is_data_file(path: Path) -> bool:
-    """Returns whether a path in any folder has a name from DATA_FILES, or is a table of queries.
-
-    Such tables, or their folders, are named queries, topics or qrels, with or without a suffix.
-    """
-    is_table = plain_suffix(path) in (".jsonl", ".tsv", ".parquet")
-    if is_table and any(map(_OF_QUERIES.match, path.parts[-2:])):
-        return True
+    """Returns whether a path in any folder has a name from DATA_FILES."""
     ends = (Path(path.name), Path(*path.parts[-2:]))
     names = [*chain.from_iterable(DATA_FILES.values())]
     return any(matches_data_file(end, name) for end in ends for name in names)
@@ -245,22 +238,32 @@ def require_prose(path: Path, lines: Iterable[tuple[int, str]]) -> None:
     table = "expected texts alone, or a .tsv file whose first line names the columns, id and text"
     if all("\t" in text for text in texts):
         raise UserError(f"{where}: a tab in each line, as in a table: {table} among them")
-    if {"id", "text"} <= find_columns(where, re.split("[,;|]", first), HEADER_NAMES).keys():
+    named = {_plain(cell) for cell in re.split("[,;|]", first[:1000])}
+    if all(named.intersection((field, *HEADER_NAMES[field])) for field in ("id", "text")):
         raise UserError(f"{where}: {first[:60]!r} names columns: {table} among them")
-    if _begin_with_ids(texts):
-        raise UserError(f"{where}: each line begins with a number, as with an id: {table}")
+
+
+def require_no_ids(path: Path, lines: Iterable[tuple[int, str]]) -> None:
+    """Raises a UserError if lines seem to begin with ids, which would be searched for as words."""
+    head = [*islice(_numbered(path, lines), ROWS_COMPARED)]
+    if _begin_with_ids([line.strip() for _, line in head]):
+        raise UserError(
+            f"{head[0][0]}: each line begins with a number, as with an id: expected texts alone, or"
+            " a .tsv file whose first line names the columns, id and text"
+        )
 
 
 def _begin_with_ids(texts: Sequence[str]) -> bool:
-    """Whether several lines seem to begin with ids, which would be searched for as words.
+    """Whether all lines begin with different marked numbers, or with numbers that must be ids.
 
-    All are marked, or all are numbers: that rise, or without gaps, or of many lines.
+    These rise, or have no gaps, or are those of many lines.
     """
     if len(texts) < _FEWEST_IDS:
         return False
     numbers = [int(found[1]) for text in texts if (found := _NUMBER.match(text))]
     if len(numbers) < len(texts):
-        return all(map(_MARKED_ID.match, texts))
+        marked = {found[1] for text in texts if (found := _MARKED_ID.match(text))}
+        return len(marked) == len(texts)
     different = sorted({*numbers})
     has_no_gaps = len(different) == len(numbers) == different[-1] - different[0] + 1
     return different == numbers or has_no_gaps or len(texts) >= _MANY_IDS
@@ -334,11 +337,11 @@ def _quoted_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
 
 
 def _plain_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
-    for where, line in lines:
+    for number, (where, line) in enumerate(lines):
         # One extra field reveals the mistake; splitting a line of tabs would make millions.
         fields = line.split("\t", len(columns))
         _check_number(where, fields, columns)
-        if '""' in line and any(map(_is_quoted, fields)):
+        if number < ROWS_COMPARED and any(map(_is_quoted, fields)):
             raise UserError(
                 f"{where}: a cell is quoted as in csv: expected the first line of its file, which"
                 " names the columns"
@@ -347,9 +350,14 @@ def _plain_rows(columns: Sequence[str], lines: _Lines) -> _Rows:
 
 
 def _is_quoted(cell: str) -> bool:
-    """Whether a cell is quoted and its quotation marks doubled, as in a part of DPR's passages."""
+    """Whether a cell is quoted and its quotation marks doubled, as in a part of DPR's passages.
+
+    A text in three of them may be one of Python.
+    """
     inner = cell[1:-1]
-    return cell == f'"{inner}"' and '""' in inner and '"' not in inner.replace('""', "")
+    if cell != f'"{inner}"' or '""' not in inner or cell.startswith('"""'):
+        return False
+    return '"' not in inner.replace('""', "")
 
 
 def _check_number(where: str, fields: Sequence[str], columns: Sequence[str]) -> None:

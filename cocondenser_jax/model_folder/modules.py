@@ -40,8 +40,7 @@ _OF_LOADING = (
     *("model_args", "tokenizer_args", "config_args"),  # their names before 6.0
     *("model_kwargs", "processor_kwargs", "config_kwargs"),
 )
-_NEUTRAL = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype"}
-_NEUTRAL |= {"model_max_length", "trust_remote_code"}
+_NEUTRAL = {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"}
 # Other settings of a Dense or Normalize module in sentence-transformers 6.2.0, and the only values
 # with which it computes what `Dense` describes.
 _USUAL = {

@@ -113,7 +113,6 @@ def test_of_a_data_set_the_passages_alone_are_read(tmp_path, corpus):
     [
         *("scifact/corpus.jsonl", "a/b/collection.tsv.gz", "queries.jsonl", "a/queries.jsonl.xz"),
         *("qrels/test.tsv", "a/qrels/dev.tsv", "qrels.train.tsv", "a/queries.dev.tsv"),
-        *("queries/test-00000-of-00001.parquet", "queries.dev.jsonl", "a/topics-dl19.tsv.gz"),
     ],
 )
 def test_queries_and_judgments_are_no_documents(name, tmp_path, caplog):
@@ -124,6 +123,16 @@ def test_queries_and_judgments_are_no_documents(name, tmp_path, caplog):
     assert caplog.messages == [f"{tmp_path}: reading a.txt; not {name}"]
     write_tree(tmp_path, "my-queries.txt", "qrels/notes.txt")
     assert find_files(tmp_path, pattern="") == ["a.txt", "my-queries.txt", "qrels/notes.txt"]
+
+
+def test_of_a_data_set_of_the_hub_the_passages_alone_are_read(tmp_path):
+    parts = [f"{kind}/test-00000-of-00001.parquet" for kind in ("corpus", "qrels", "queries")]
+    write_tree(tmp_path, *parts)
+    assert find_files(tmp_path, pattern="") == parts[:1]
+    assert find_files(tmp_path, pattern="q*/*") == parts[1:]
+    write_tree(tmp_path / "docs", "news/a.jsonl", "queries/b.jsonl", "topics/c.jsonl")
+    found = ["news/a.jsonl", "queries/b.jsonl", "topics/c.jsonl"]
+    assert find_files(tmp_path / "docs", pattern="") == found
 
 
 @pytest.mark.parametrize("other", ["a.txt", "a.jsonl", "more/a.tsv.gz", "a.parquet", "z.md.gz"])

@@ -161,7 +161,7 @@ def test_half_characters_are_replaced(tmp_path):
         (b'{"text": 3}\n', r"corpus\.jsonl:1 has no `text`"),
         (b'{"spans": ["a", 3]}\n', whole("TMP/corpus.jsonl:1: `spans` must be a list of strings")),
         (
-            b'{"text": "a b", "spans": ["a", "b"]}\n{"text": "a b", "spans": ["b"]}\n',
+            b'{"text": "ab c", "spans": ["a", "bc"]}\n{"text": "a b", "spans": ["b"]}\n',
             whole(
                 "TMP/corpus.jsonl:2 has a `text` other than its `spans`: expected one of the two"
             ),

@@ -193,6 +193,10 @@ def test_an_added_token_that_takes_the_next_words_space_is_refused(byte_level_fo
         ("tokenizer_config.json", {"added_tokens_decoder": {"99": {"content": "rivermarket"}}}),
         ("tokenizer_config.json", {"additional_special_tokens": ["rivermarket"]}),
         ("special_tokens_map.json", {"additional_special_tokens": [{"content": "rivermarket"}]}),
+        ("tokenizer_config.json", {"extra_special_tokens": ["rivermarket"]}),
+        ("tokenizer_config.json", {"extra_special_tokens": {"a_token": "rivermarket"}}),
+        ("tokenizer_config.json", {"bos_token": {"content": "rivermarket"}}),
+        ("special_tokens_map.json", {"mask_token": "rivermarket"}),
     ],
 )
 def test_a_token_that_another_file_adds_is_not_overlooked(

@@ -363,7 +363,11 @@ def test_two_modules_of_one_name_are_refused():
         ),
         ({"processing_kwargs": {}, "query_expansion": None, "model_args": None}, ()),
         ({"model_args": {"add_pooling_layer": False, "torch_dtype": "float16"}}, ()),
-        ({"tokenizer_args": {"model_max_length": 9}, "config_kwargs": {}}, ()),
+        ({"tokenizer_args": {"trust_remote_code": False}, "config_kwargs": {}}, ()),
+        (
+            {"tokenizer_args": {"model_max_length": 9}},  # which is not read without PyTorch
+            ("tokenizer_args: model_max_length",),
+        ),
         ({"transformer_task": "fill-mask"}, ("transformer_task",)),
         ({"modality_config": {"text": {}}}, ("modality_config",)),
         ({"module_output_name": "scores"}, ("module_output_name",)),

@@ -22,6 +22,7 @@ from cocondenser_jax.files.tables import (
     plain_name,
     plain_suffix,
     read_rows,
+    require_no_ids,
     require_prose,
 )
 from cocondenser_jax.files.whole import numbered_lines, parse_object, without_surrogates
@@ -170,6 +171,7 @@ def _read_text(
         yield from read_rows(path, lines, ("id", "text"))
     else:
         require_prose(path, head)
+        require_no_ids(path, head)
         for number, line in lines:
             where = f"{path}:{number}"
             if "\t" in line.strip():
@@ -229,7 +231,7 @@ def _read_new_id(
       UserError: if the id is missing, no string or integer, or occurred before (`ids`).
     """
     said = [name for name in names if fields.get(name) is not None]
-    if len({str(fields[name]) for name in said}) > 1:
+    if "_id" not in said and len({str(fields[name]) for name in said}) > 1:
         raise UserError(f"{where}: the fields {' and '.join(said)} differ: expected one id")
     value = decode(_find_id(fields, names), "_id", where)
     if value is None:

@@ -25,7 +25,7 @@ DEPTH = 10  # first passages of a ranking: those that comparisons show, count an
 # Query → its DEPTH best passages, best first.
 Firsts = Mapping[str, Sequence[str]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _MAX_GRADE = 1_000_000  # trec_eval counts the passages of every grade up to the largest
 # Query → judged passage → grade; above 0 is relevant.

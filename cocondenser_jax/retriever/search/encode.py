@@ -64,7 +64,7 @@ Backend = Callable[
 
 _TASKS = "tasks.json"  # the settings of a folder that several tasks fill
 _BLOCK = 5_000  # passages tokenized and sorted together
-_ROUNDING = 1e-2  # of the largest number in a shard; float16 rounds to 5e-4 of it
+_ROUNDING = 1e-2  # of the largest number of a vector; float16 rounds to 5e-4 of it
 
 
 class Encoding(NamedTuple):
@@ -299,11 +299,12 @@ def _to_store(
         stored_NxD = vectors_NxD.astype(manifest.dtype)
     too_large = f"too large for {manifest.dtype}, use --dtype=float32"
     require_finite(stored_NxD, "passage", names, too_large)
-    largest = np.abs(vectors_NxD).max()
-    if np.abs(stored_NxD - vectors_NxD).max() > _ROUNDING * largest:
+    largest_N = np.abs(vectors_NxD).max(axis=1)
+    lost_N = np.abs(stored_NxD - vectors_NxD).max(axis=1) > _ROUNDING * largest_N
+    if lost_N.any():
         raise UserError(
-            f"vectors of numbers up to {largest:.1e} are too small for {manifest.dtype}: expected"
-            " --dtype=float32"
+            f"vectors of numbers up to {largest_N[lost_N][0]:.1e} are too small for"
+            f" {manifest.dtype}: expected --dtype=float32"
         )
     return stored_NxD, None
 

@@ -46,8 +46,8 @@ _NEUTRAL = (
     faiss.RemapDimensionsTransform,
 )
 # What faiss (1.15) builds, and then ranks wrongly or ends the process with.
-# `direct` codes are whole numbers, and a graph needs two links.
-_UNFIT = re.compile(r"SQ\w*_direct\w*|HNSW[01](?!\d)")
+# `direct` codes are whole numbers, and a graph needs some links.
+_UNFIT = re.compile(r"SQ\w*_direct\w*|(HNSW0*[01]|NSG0*[0-4])(?!\d)")
 
 
 def build_index(embeddings: Path, out: Path, factory: str = "Flat") -> Manifest:

@@ -335,7 +335,7 @@ def test_only_a_tag_ends_the_title_of_a_topic(tmp_path, title, query):
         ),
         (
             "a.jsonl",
-            '{"_id": 1, "query_id": "1", "text": "a"}\n{"id": 0, "query_id": "7", "text": "b"}',
+            '{"_id": 1, "id": 0, "text": "a"}\n{"id": 0, "query_id": "7", "text": "b"}',
             "TMP/a.jsonl:2: the fields id and query_id differ: expected one id",
         ),
         ("a.txt", "<top>\n<num>7\n<title>a\n</top>\n" * 2, "TMP/a.txt:5: the id '7' occurs twice"),

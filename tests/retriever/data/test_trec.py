@@ -99,6 +99,7 @@ EQUAL_SCORES = (
         (["1 1.0", "2 2.0", "3 3.0"], DISTANCES),
         (["3 3.0", "1 1.0", "2 2.0"], DISTANCES),
         (["0 1.0", "0 2.0", "0 3.0"], ""),  # no ranks
+        (["1.0 3.0", "2.0 2.0", "3. 1.0"], ""),  # as pandas writes them
         (["1 2.0", "2 1.0", "3 2.0"], EQUAL_SCORES),
     ],
 )
@@ -293,6 +294,7 @@ def test_bad_judgments_are_named(tmp_path, content, message):
             whole("TMP/run.trec:2: the score must be a finite number, not 'high'"),
         ),
         ("q1 Q0 d2 2 1.0", ":2: expected 6 fields"),
+        ("q1 Q0 d2 20.5 1 tag", ":2: the rank must be a whole number, not '20.5'"),
         ("q1 Q0 d2 1.5 2 tag", whole("TMP/run.trec:2: the rank must be a whole number, not '1.5'")),
         ("q1 Q0 my d2 2 1.5", whole("TMP/run.trec:2: the rank must be a whole number, not 'd2'")),
         ("q1 Q0 d1\0 2 1.0 tag", whole("TMP/run.trec:2: a zero byte, which no id can have")),

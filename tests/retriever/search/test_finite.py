@@ -1,6 +1,7 @@
 """Vectors with NaN or infinity, in every place where vectors are made."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from transformers import AutoTokenizer
 from cocondenser_jax.cli import main
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.retriever.data.folder import read_corpus
-from cocondenser_jax.retriever.search import models, opening, search
+from cocondenser_jax.retriever.data.folder import Passage, read_corpus
+from cocondenser_jax.retriever.search import encode, models, opening, search
 from cocondenser_jax.retriever.search.encode import Encoding, encode_corpus
 from cocondenser_jax.retriever.search.finite import broken_rows, require_finite
 from cocondenser_jax.retriever.search.index import build_index
@@ -121,6 +122,14 @@ def test_numbers_too_large_for_float16_are_not_written(model_folder, data, tmp_p
     save_file({name: 1e-14 * value for name, value in load_file(dense).items()}, dense)
     with pytest.raises(UserError, match=r"^vectors of numbers up to .* are too small for float16"):
         encode_corpus(Encoding(open_model(folder), dtype="float16"), data, tmp_path / "small")
+    manifest = SimpleNamespace(model="m", precision="float32", dtype="float16")
+    passages = [Passage(str(i), "", "") for i in range(3)]
+    rows_NxD = np.array([[1.0, 1e-9], [0, 0], [6e4, 1]], np.float32)
+    stored_NxD, _ = encode._to_store(rows_NxD, passages, manifest)
+    np.testing.assert_array_equal(stored_NxD, rows_NxD.astype(np.float16))
+    rows_NxD[1] = 1e-9  # one small vector among others
+    with pytest.raises(UserError, match=r"^vectors of numbers up to 1.0e-09 are too small"):
+        encode._to_store(rows_NxD, passages, manifest)
 
 
 def test_a_query_must_have_a_finite_vector(broken_folder, data, tmp_path, capsys):

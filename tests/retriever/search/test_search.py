@@ -281,7 +281,8 @@ def test_what_ranks_by_something_else_is_no_index(embeddings, tmp_path, factory,
     ("factory", "part"),
     [
         *(("SQ8_direct", "SQ8_direct"), ("IVF2,SQ8_direct_signed", "SQ8_direct_signed")),
-        *(("HNSW0", "HNSW0"), ("L2norm,HNSW1,Flat", "HNSW1")),
+        *(("HNSW0", "HNSW0"), ("L2norm,HNSW1,Flat", "HNSW1"), ("IVF4_HNSW01,Flat", "HNSW01")),
+        ("NSG4,Flat", "NSG4"),
     ],
 )
 def test_what_faiss_builds_and_cannot_search_is_no_index(embeddings, tmp_path, factory, part):

@@ -212,6 +212,19 @@ def test_a_giant_document_is_refused_and_never_held(tmp_path, monkeypatch, name,
     records.check_size(1_000_000, "within the limit")
 
 
+def test_the_size_of_a_document_is_that_of_its_bytes(monkeypatch):
+    monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 1_000)
+    for text, fits in (("x" * 1_000, True), ("é" * 500, True), ("é" * 501, False)):
+        record = records.Record({"text": text}, "1", "a:1")
+        if fits:
+            assert records.to_document(record).text == text
+            continue
+        with pytest.raises(
+            UserError, match=whole("a:1: a document is larger than 0 MB; split it first")
+        ):
+            records.to_document(record)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

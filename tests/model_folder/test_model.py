@@ -323,6 +323,15 @@ def test_what_only_pytorch_reads_is_encoded_and_not_resolved(tmp_path, texts, ca
     np.testing.assert_allclose(vectors, library.encode_document(list(PASSAGES)), atol=1e-6)
 
 
+@pytest.mark.parametrize("in_subfolder", [False, True])
+def test_settings_are_those_beside_the_network(tmp_path, in_subfolder):
+    folder = write_folder(MINILM._replace(in_subfolder=in_subfolder), tmp_path / "model")
+    assert open_model(folder).network.read_otherwise == ()
+    network = open_model(folder).network.path
+    change(network / "sentence_bert_config.json", model_args={"variant": "fp16"})
+    assert open_model(folder).network.read_otherwise == ("model_args: variant",)
+
+
 def test_a_broken_model_is_not_resolved(tmp_path, capsys):
     folder = write_folder(MINILM, tmp_path / "model")
     weights = load_file(folder / "model.safetensors")

@@ -7,7 +7,7 @@ of PyTorch but for rounding.
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model_folder.folder import ModelFolder
 from cocondenser_jax.pretrain.devices import Encode, mapped_encode, require_devices
 from cocondenser_jax.representation import POOLINGS, Representation
+from cocondenser_jax.retriever.search.embeddings import Products
 from cocondenser_jax.retriever.search.models import Precision, pooling_of, towers
 
 LENGTH_STEP = 32  # tokens; each length that occurs is compiled once
@@ -38,7 +39,7 @@ def run_in_flax(
     folder: ModelFolder,
     batch_size: int,
     precision: Precision = "float32",
-) -> Literal["float32", "bfloat16"]:
+) -> Products:
     """Makes a retriever compute its transformer, or both towers', on all JAX devices of this host.
 
     Args:

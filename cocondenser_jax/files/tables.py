@@ -76,6 +76,7 @@ _NO_PROSE = {
 }
 # Other lines that show the same: of a file that begins with a comment, or of an archive.
 _NO_PROSE_EITHER = re.compile(r"</?(top|doc|docno)>|.*\0", re.I)
+_OR_A_TABLE = "expected texts alone, or a .tsv file whose first line names the columns, id and text"
 # What a line with an id begins with: a number and a mark, or a number alone, as some texts do.
 _MARKED_ID = re.compile(r"([A-Za-z-]{0,8}\d+(?:-\d+)*)[:.)|,;](?!\d)\s*\S")
 _NUMBER = re.compile(r"(\d{1,18})\s+\S")
@@ -235,22 +236,19 @@ def require_prose(path: Path, lines: Iterable[tuple[int, str]]) -> None:
     for other, line in head:
         if _NO_PROSE_EITHER.match(line.strip()):
             raise UserError(f"{other}: a tag or a zero byte, {line[:60]!r}: expected texts alone")
-    table = "expected texts alone, or a .tsv file whose first line names the columns, id and text"
     if all("\t" in text for text in texts):
-        raise UserError(f"{where}: a tab in each line, as in a table: {table} among them")
+        raise UserError(f"{where}: a tab in each line, as in a table: {_OR_A_TABLE} among them")
     named = {_plain(cell) for cell in re.split("[,;|]", first[:1000])}
     if all(named.intersection((field, *HEADER_NAMES[field])) for field in ("id", "text")):
-        raise UserError(f"{where}: {first[:60]!r} names columns: {table} among them")
+        raise UserError(f"{where}: {first[:60]!r} names columns: {_OR_A_TABLE} among them")
 
 
 def require_no_ids(path: Path, lines: Iterable[tuple[int, str]]) -> None:
     """Raises a UserError if lines seem to begin with ids, which would be searched for as words."""
     head = [*islice(_numbered(path, lines), ROWS_COMPARED)]
     if _begin_with_ids([line.strip() for _, line in head]):
-        raise UserError(
-            f"{head[0][0]}: each line begins with a number, as with an id: expected texts alone, or"
-            " a .tsv file whose first line names the columns, id and text"
-        )
+        where, _ = head[0]
+        raise UserError(f"{where}: each line begins with a number, as with an id: {_OR_A_TABLE}")
 
 
 def _begin_with_ids(texts: Sequence[str]) -> bool:

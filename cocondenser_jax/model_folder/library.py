@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Router, Transformer
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging
 
 from cocondenser_jax.backbones import MAX_LAYERS, find_backbone, first_position
 from cocondenser_jax.errors import UserError, first_three, whole_message
@@ -81,15 +82,20 @@ def _require_layers(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-_ONE_THREAD = threading.RLock()  # replaces `from_pretrained` at a time
+_ONE_THREAD = threading.RLock()  # at a time changes how transformers loads
 
 
 @contextlib.contextmanager
 def _loading_by(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Makes transformers load networks by `replacement(from_pretrained, cls, *args, **kwargs)`."""
+    """Makes transformers load by `replacement(from_pretrained, cls, *args, **kwargs)`, silently.
+
+    Hidden are progress bars of a fraction of a second, and a report about unused heads.
+    """
     models: Any = transformers.PreTrainedModel
     with _ONE_THREAD:
-        own = models.__dict__["from_pretrained"]
+        own, verbosity = models.__dict__["from_pretrained"], logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
 
         def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
             return replacement(own.__func__, cls, *args, **kwargs)
@@ -99,6 +105,7 @@ def _loading_by(replacement: Callable[..., Any]) -> Iterator[None]:
             yield
         finally:
             models.from_pretrained = own
+            logging.set_verbosity(verbosity)
 
 
 @contextlib.contextmanager
@@ -128,18 +135,12 @@ def loading(folder: Path, kind: str, drawn: Collection[str] = ()) -> Iterator[No
         )
         return model
 
-    # Hides progress bars of a fraction of a second, and a report about unused heads.
-    transformers.utils.logging.disable_progress_bar()
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()
     try:
         # sentence-transformers (6.2.0) does not pass on the loading report of transformers.
         with _loading_by(load_and_note):
             yield
     except Exception as error:  # the libraries raise anything for a broken folder
         raise UserError(f"{folder} cannot be loaded as a {kind}: {whole_message(error)}") from error
-    finally:
-        transformers.utils.logging.set_verbosity(verbosity)
     if misshapen:
         raise UserError(
             f"the weights of {folder} have another shape than its config.json implies: "

@@ -34,6 +34,7 @@ from cocondenser_jax.retriever.search.quantized import (
 
 MANIFEST = "manifest.json"
 Dtype = Literal["float32", "float16", "int8", "binary"]
+Products = Literal["float32", "bfloat16"]  # the number format of matrix multiplications
 # Fields that may differ between machines and when a run resumes. The first two have checksums.
 FREE_FIELDS = ("model", "corpus", "batch_size")
 _VECTOR = "vector"
@@ -50,7 +51,7 @@ class Manifest(NamedTuple):
     model_sha256: str
     representation: Representation  # of passages and queries
     max_length: int | None  # maximum tokens of a passage; None: no limit
-    precision: Literal["float32", "bfloat16"]  # of matrix multiplications
+    precision: Products
     backend: Literal["torch", "jax"]
     batch_size: int
     dimension: int

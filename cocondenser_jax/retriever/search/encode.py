@@ -32,6 +32,7 @@ from cocondenser_jax.retriever.search.embeddings import (
     PASSAGES,
     Dtype,
     Manifest,
+    Products,
     map_shard,
     open_shards,
     passage_table,
@@ -58,9 +59,7 @@ logger = logging.getLogger(__name__)
 
 # Replaces the transformer of a retriever; takes the retriever, its model folder, a batch size and a
 # precision, and returns the precision that "auto" stands for.
-Backend = Callable[
-    ["SentenceTransformer", ModelFolder, int, "Precision"], Literal["float32", "bfloat16"]
-]
+Backend = Callable[["SentenceTransformer", ModelFolder, int, "Precision"], Products]
 
 _TASKS = "tasks.json"  # the settings of a folder that several tasks fill
 _BLOCK = 5_000  # passages tokenized and sorted together
@@ -95,7 +94,7 @@ class Encoder(NamedTuple):
 
     model: "SentenceTransformer"
     sha256: str  # of its model folder
-    precision: Literal["float32", "bfloat16"]
+    precision: Products
     batch_size: int
 
 
@@ -185,7 +184,7 @@ def load_encoder(encoding: Encoding) -> Encoder:
     batch_size = encoding.batch_size or (32 if torch_on_cpu else 128)
     for tower in towers(model).values():
         tower.unpad_inputs = False  # True with flash attention, which would join all texts
-    precision: Literal["float32", "bfloat16"]
+    precision: Products
     if encoding.backend:
         precision = encoding.backend(model, encoding.model, batch_size, encoding.precision)
     else:

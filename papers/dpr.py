@@ -18,6 +18,7 @@ import csv
 import gzip
 import json
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,12 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.files.whole import new_folder, write_text
 from cocondenser_jax.retriever.data.trec import write_run
 from papers.figures.output import run_script
+
+# What a file of another form, or one that is cut or damaged, can raise.
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError),
+    *(ijson.JSONError, csv.Error, zlib.error),
+)
 
 
 class Question(NamedTuple):
@@ -51,7 +58,7 @@ def read_questions(path: Path) -> Iterator[Question]:
             for row in csv.reader(lines, delimiter="\t"):
                 text, answers = row
                 yield Question(text, _parse_list(answers), [], [])
-    except (OSError, EOFError, ValueError, LookupError, TypeError, ijson.JSONError) as error:
+    except _UNREADABLE as error:
         raise UserError(f"{path}: expected questions as DPR publishes them: {error!r}") from error
 
 

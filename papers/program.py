@@ -70,7 +70,8 @@ def run_program(study: Study, description: str, argv: Sequence[str] | None = Non
 def end_on_signals() -> None:
     """Makes the process end cleanly at a signal, and silently after `--list | head`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup, SIGHUP is ignored
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 

@@ -147,3 +147,12 @@ def test_what_transformers_fixes_of_mpnet_is_refused(research_folders, tmp_path)
 def test_what_names_no_backbone():
     assert [find_backbone(value) for value in ("t5", "", None, [], {})] == [None] * 5
     assert first_position("t5", None) == 0
+
+
+def test_all_families_whose_positions_start_behind_padding_are_known():
+    """Written out: the tests above have the names of the package's own tuple."""
+    names = "camembert data2vec-text esm ibert layoutlmv3 lilt longformer luke markuplm"
+    names += " mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
+    assert {name: first_position(name, 1) for name in names.split()} == dict.fromkeys(
+        names.split(), 2
+    )

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from cocondenser_jax.cli import main
 from cocondenser_jax.errors import (
     UserError,
     first_line,
@@ -161,3 +162,12 @@ def test_a_wrong_name_is_answered_with_those_that_resemble_it_or_the_first_three
         said = f"no thing {name!r}: did you mean {shown}?"
         with pytest.raises(UserError, match=whole(said)):
             lookup(known, name, "thing")
+
+
+def test_a_missing_ray_is_named_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["corpus", *IN_PARTS, "--executor=ray"]) == 2
+    said = "cocondenser: ray is missing; it comes with: pip install 'cocondenser-jax[ray]'\n"
+    assert capsys.readouterr().err == said
+    assert list(tmp_path.iterdir()) == []

@@ -231,3 +231,33 @@ def test_vectors_that_are_apart_by_more_than_rounding_are_refused(
     with pytest.raises(UserError, match="makes other vectors elsewhere than it is searched") as e:
         flax_encoder.require_same_vectors(*compared, "elsewhere")
     assert repr(text) in str(e.value)
+
+
+def test_devices_that_are_not_there_are_one_line(research_folders, monkeypatch):
+    folder = research_folders["bert"]
+    model = load_retriever(folder)
+
+    def fail(*_):
+        raise RuntimeError("no such platform")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setattr(jax, "default_backend", fail)
+    with pytest.raises(UserError, match=": no such platform; expected a platform of this machine"):
+        run_in_flax(model, open_model(folder), batch_size=2, precision="auto")
+
+
+def test_vectors_are_compared_in_full_float32(model_folder, monkeypatch):
+    """Else an accelerator rounds products to 16 bits, and every model would be refused."""
+    model = load_retriever(model_folder, given=Given("mean", "dot"))
+    precisions = []
+
+    def encode(config, params, ids_BxL, mask_BxL):
+        precisions.append(jax.config.jax_default_matmul_precision)
+        features = {"input_ids": torch.tensor(ids_BxL), "attention_mask": torch.tensor(mask_BxL)}
+        with torch.inference_mode():
+            return model(features)["sentence_embedding"].numpy()
+
+    monkeypatch.setattr(flax_encoder, "_encode", encode)
+    compared = model_folder, model, model.tokenizer, *load_vectors(open_model(model_folder))
+    flax_encoder.require_same_vectors(*compared, "elsewhere")
+    assert precisions == ["highest"]

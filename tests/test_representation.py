@@ -504,3 +504,8 @@ def test_no_more_tokens_are_written_than_the_network_reads(length, written):
 )
 def test_a_title_that_is_the_first_line_is_not_read_twice(title, text, expected):
     assert join_title(title, text, "|") == expected
+
+
+def test_a_title_below_blank_lines_is_not_read_twice():
+    text = "\n \n Birds of prey\nhunt."
+    assert join_title("Birds of prey", text, "|") == text

@@ -615,3 +615,22 @@ def test_each_setting_becomes_what_it_is_for_and_nothing_else(task):
         expected = becomes if isinstance(becomes, dict) else dict.fromkeys(becomes.split(), value)
         after = resolved(changed)
         assert {key: each for key, each in after.items() if each != before[key]} == expected, name
+
+
+def test_an_experiment_of_an_unknown_task_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from cocondenser_jax.configs import finetune\n\n\n"
+        "def get_config():\n"
+        "    config = finetune.get_config().unlock()\n"
+        "    config.task = 'retreiver'\n"
+        "    return config\n"
+    )
+    said = "the config is for the task 'retreiver'; expected pretrain or retriever or cross_encoder"
+    with pytest.raises(UserError, match=whole(said)):
+        load_config(str(tmp_path / "own.py"), ["--config.seed=1"])
+
+
+@pytest.mark.parametrize("text", ["384,192]", "84]", "]"])
+def test_a_list_without_its_first_bracket_is_refused(lists, text):
+    with pytest.raises(UserError, match=f"model.sizes is '{text}'; expected a list in brackets"):
+        override(lists, [f"--config.model.sizes={text}"])

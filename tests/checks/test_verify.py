@@ -216,3 +216,20 @@ def test_a_store_alone_is_compared_with_its_checksums(run, tmp_path, capsys):
     assert f"{tokens} has changed" in capsys.readouterr().err
     assert cli.main(["verify"]) == 2
     assert "--store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("side", ["two_pass_error", "pytorch_error"])
+def test_one_side_that_differs_is_enough(side):
+    same = verify.Row("loss", 1.0, 1.0, 1.0, two_pass_error=0.0, pytorch_error=0.0)
+    assert same.passes
+    assert not same._replace(**{side: 0.01}).passes
+
+
+def test_a_run_without_the_late_mlm_is_compared_too(run, tmp_path):
+    config = experiment(run.parent / "store").unlock()
+    config.model.late_mlm = False
+    config.train.steps = 1
+    train(config.lock(), tmp_path / "run")
+    rows = {row.name: row for row in verify_checkpoint(tmp_path / "run")}
+    assert all(row.passes for row in rows.values())
+    assert "late mlm loss" not in rows

@@ -210,3 +210,12 @@ def test_the_first_words_on_a_new_machine_are_not_those_of_a_library(capsys):
     gathering = logging.getLogger("sentence_transformers.util.distributed")
     assert not gathering.isEnabledFor(logging.WARNING)
     assert gathering.isEnabledFor(logging.ERROR)
+
+
+def test_a_command_under_nohup_does_not_end_with_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["verify", "--help"]) == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -107,3 +107,14 @@ def test_what_is_no_path_is_no_file(folder):
     """A text that is the name of no file, such as a language, hinders nothing."""
     assert main("evaluate --run=one --qrels=judged --metric=MRR@10 --json_out=MRR@10".split()) == 0
     assert (folder / "MRR@10").is_file()
+
+
+def test_judgments_are_not_replaced_from_within_their_folder(folder, monkeypatch, capsys):
+    """Where the name alone does not say what the file is."""
+    path = folder / "qrels" / "test.tsv"
+    path.parent.mkdir()
+    path.write_text("mine")
+    monkeypatch.chdir(path.parent)
+    assert main("fuse --run=../one --run=../two --run_out=test.tsv".split()) == 2
+    assert refusal(capsys).startswith("test.tsv exists, and has the name of a data folder's")
+    assert path.read_text() == "mine"

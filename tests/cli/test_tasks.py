@@ -386,3 +386,22 @@ def test_a_full_disk_ends_in_one_line(tmp_path, command, small_disk, monkeypatch
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.match(r"cocondenser: task 0 of 2 failed twice: .*File too large", last)
     assert main(in_tasks) == 0
+
+
+def test_a_corpus_without_documents_is_refused_in_tasks(tmp_path, command, in_this_process, capsys):
+    for k in range(2):
+        write_records(tmp_path / "source" / f"{k}.jsonl", [{"text": "Short."}])
+    words = ["corpus", f"--corpus={tmp_path}/source", *command[2:]]
+    assert main([*words, f"--out={tmp_path}/out", "--tasks=2"]) == 2
+    assert refusal(capsys) == (
+        f"{tmp_path}/source: no document with a span of 8 tokens remains (0 empty, 1 duplicate, 1"
+        " too_short)"
+    )
+
+
+def test_one_task_alone_writes_no_file_for_a_database(tmp_path, model_folder, beir, capsys):
+    command = ["encode", f"--model={model_folder}", f"--corpus={beir}", f"--out={tmp_path}/out"]
+    assert main([*command, "--task=0/2", f"--parquet={tmp_path}/file"]) == 2
+    said = "--task runs one task alone: give neither --tasks nor --parquet"
+    assert refusal(capsys) == said
+    assert list(tmp_path.iterdir()) == []

@@ -580,3 +580,10 @@ def test_what_transformers_does_not_read_ends_in_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^/\S+/config\.json: .*norm_eps") as error:
         load_folder(str(tmp_path))
     assert "\n" not in str(error.value)
+
+
+def test_weights_of_a_type_that_numpy_lacks_end_in_one_line(bert_folder):
+    name = "bert.encoder.layer.1.intermediate.dense.weight"
+    rewrite(bert_folder, lambda state: state | {name: state[name].to(torch.float8_e4m3fn)})
+    with pytest.raises(UserError, match=r"cannot read .*model\.safetensors: .*float8_e4m3fn"):
+        load_folder(str(bert_folder))

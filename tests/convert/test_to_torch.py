@@ -22,7 +22,7 @@ from cocondenser_jax.convert.resolve import resolve_model
 from cocondenser_jax.convert.to_torch import export_folder
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model_folder.model import open_model
-from cocondenser_jax.representation import Dense, Representation
+from cocondenser_jax.representation import AS_IN_PAPERS, Dense, Representation
 from tests.lines import whole
 from tests.world import encode_in_flax
 
@@ -325,3 +325,15 @@ def test_modernbert_gets_our_dropout_and_no_special_token_of_the_published_model
     assert (read.embedding_dropout, read.mlp_dropout, read.attention_dropout) == (0.25, 0.25, 0.125)
     special = [getattr(read, f"{role}_token_id") for role in ("bos", "eos", "cls", "sep", "pad")]
     assert special == [None, None, None, None, config.pad_token_id]
+
+
+def test_a_head_that_no_file_describes_is_resolved_too(research_folders, tmp_path):
+    """As in the published research checkpoints."""
+    folder = research_folders["bert"]
+    assert not (folder / "condenser.json").exists()
+    resolve_model(open_model(folder, plain=AS_IN_PAPERS), tmp_path / "out")
+    assert not (tmp_path / "out" / "condenser.json").exists()
+    config, arrays = load_folder(tmp_path / "out", skip_from=1)
+    expected, params = load_folder(folder, skip_from=1)
+    assert config == expected
+    jax.tree.map(np.testing.assert_array_equal, arrays, params)

@@ -135,3 +135,7 @@ def test_a_giant_text_is_refused(tmp_path, monkeypatch):
         UserError, match=whole("TMP/a.md: a document is larger than 0 MB; split it first")
     ):
         list(read_documents(str(tmp_path / "a.md")))
+
+
+def test_the_title_of_metadata_may_have_a_capital():
+    assert sections("---\nTitle: A page\nDate: 2024\n---\nHello.\n") == [(1, "A page", "Hello.")]

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from cocondenser_jax.corpus import pydocs
 from cocondenser_jax.corpus.pydocs import read_docstrings
 from cocondenser_jax.errors import UserError
 from tests.lines import whole
@@ -103,3 +104,15 @@ def test_nothing_that_is_read_is_imported():
         "assert not {'optax', 'jax', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_usual_packages_that_are_not_installed_are_left_out(package, monkeypatch):
+    monkeypatch.setattr(pydocs, "DEFAULT_PACKAGES", ("no_such_package", package))
+    assert list(read_docstrings()) == list(read_docstrings([package])) != []
+
+
+def test_a_package_may_be_one_file(tmp_path, monkeypatch):
+    (tmp_path / "single_shelf.py").write_text(f"{TWO.format('Single')}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = [("single_shelf", "Single.\n\nMore about Single.")]
+    assert list(read_docstrings(["single_shelf"])) == expected

@@ -1,5 +1,6 @@
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -481,3 +482,36 @@ def test_shards_are_named_by_their_files_or_numbered(paths):
     assert [(each.fields["text"], each.number, each.where) for each in records] == [
         (f"{k} of 3", f"{k}:1", f"hf:x {name}, record 1") for k, name in enumerate(names)
     ]
+
+
+def test_the_files_of_a_dataset_of_the_hub_are_streamed(monkeypatch):
+    """Only those of a folder here are read without the library."""
+    datasets = pytest.importorskip("datasets")
+
+    class Data:
+        num_shards, features = 1, None
+
+        def shard(self, n, k):
+            return [{"text": "a"}]
+
+    files = {"train": ["hf://datasets/me/texts@0123abc/train.jsonl"]}
+    builder = SimpleNamespace(
+        config=SimpleNamespace(data_files=files), as_streaming_dataset=lambda split: Data()
+    )
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: builder)
+    assert list(read_documents("hf:me/texts")) == [Document("1", "a")]
+
+
+def test_the_columns_of_all_tables_of_a_folder_are_named(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.tsv").write_text(f"{name}1\tskipped\tA text of {name}.\n")
+    expected = [Document("a1", "A text of a."), Document("b1", "A text of b.")]
+    for source in (tmp_path, tmp_path / "*.tsv"):
+        assert list(read_documents(f"{source}:id,-,text")) == expected
+
+
+def test_half_characters_of_spans_are_replaced(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"id": "a", "spans": ["half \\ud83d of a smile", "b"]}')
+    spans = ("half ? of a smile", "b")
+    assert list(read_documents(str(path))) == [Document("a", "half ? of a smile\nb", spans)]

@@ -296,3 +296,27 @@ def test_batches_of_the_tokenizer_do_not_matter(tokenizer, paragraphs, monkeypat
     for document, expected in zip(documents, whole, strict=True):
         [found] = cut_documents([document], tokenizer, 40)
         assert [plain(span) for span in found] == [plain(span) for span in expected]
+
+
+@pytest.mark.parametrize(
+    "name",
+    "Mr Ms Col Lt Sgt Sen Rep Gov Mt Ft Sr ca p no Nos Vols fig Fig eq ed Ref Ltd Co Bros Feb Mar"
+    " Apr Jun Jul Aug Sep Sept Oct Nov".split(),
+)
+def test_a_full_stop_after_any_other_abbreviation_ends_no_sentence(name):
+    assert split_sentences(f"It was {name}. Next") == [f"It was {name}. Next"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        *(
+            (f"行く。{mark}と言った。次", [f"行く。{mark}", "と言った。", "次"])
+            for mark in "\"'”’»)]」』）"
+        ),
+        *((f"It ended.{mark} Then", [f"It ended.{mark}", "Then"]) for mark in "\"'”’»)]"),
+        ("And so on… Then", ["And so on…", "Then"]),
+    ],
+)
+def test_what_closes_a_quotation_belongs_to_the_sentence_in_it(text, sentences):
+    assert split_sentences(text) == sentences

@@ -448,3 +448,14 @@ def test_an_id_too_large_for_any_vocabulary_is_refused(wordpiece_folder, tmp_pat
     (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
     with pytest.raises(UserError, match=f"token '{token}' has the id 10,000,000: expected less"):
         load_tokenizer(str(tmp_path))
+
+
+def test_unigrams_go_on_spelling_unknown_characters_in_bytes(unigrams):
+    state = json.loads(unigrams.backend.to_str())
+    state["model"]["byte_fallback"] = True
+    state["model"]["vocab"] += [[f"<0x{byte:02X}>", -20.0] for byte in range(256)]
+    library = Tokenizer.from_str(json.dumps(state))
+    tokenizer = span_tokenizer(Tokenizer.from_str(json.dumps(state)), "with bytes")
+    text = "a \N{SLIGHTLY SMILING FACE}"
+    assert tokenizer.ids_of(text) == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.unknown_id not in tokenizer.ids_of(text)

@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocondenser_jax.corpus import words
+from cocondenser_jax.corpus.scripts import UNSPACED
 from cocondenser_jax.corpus.words import WordTable
 from tests.conftest import MODEL_TYPES
 
@@ -79,3 +80,11 @@ def test_forgotten_words_are_looked_up_again(tokenizer, paragraphs, monkeypatch,
         texts = [" ".join(line.split()) for line in paragraph.split("\n") if line.strip()]
         expected = [tokens_after_a_space(tokenizer, text) for text in texts]
         assert found_tokens(table, texts) == expected
+
+
+def test_a_letter_of_each_script_without_spaces_is_known():
+    """Thai, Lao, Tibetan, Burmese, Khmer, radicals, kana, ideographs, Yi; the rarer ones."""
+    codes = (0x0E01, 0x0E81, 0x0F40, 0x1000, 0x1780, 0x2E80, 0x304B, 0x6F22, 0xA000)
+    for code in (*codes, 0xF900, 0x20000):
+        assert UNSPACED.fullmatch(chr(code)), hex(code)
+    assert not any(map(UNSPACED.match, "a\u00e9\u05d0\u0905\ud55c"))

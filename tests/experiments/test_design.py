@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -204,3 +205,14 @@ def test_a_base_that_has_not_learned_stops_the_arms(tmp_path, capsys):
     )
     made = {path.name for path in (folders.work / "design").iterdir()}
     assert made <= {"tokenizer", "store", "base.run", "base.run.lock"}, made
+
+
+def test_planned_tests_compare_the_arms_that_they_name():
+    """With all seeds of each, in the order of the name."""
+    (words,) = STEPS[Path("W/design/tests")].commands
+    _, *given, _ = flags(words)
+    for (_, name), *of_arms in zip(given[::3], given[1::3], given[2::3], strict=True):
+        *arms, n = name.split("-")
+        for arm, (_, files) in zip(arms, of_arms, strict=True):
+            expected = [f"W/design/{arm}-{seed}.{n}/test.trec.json" for seed in (0, 1, 2)]
+            assert files.split(",") == expected

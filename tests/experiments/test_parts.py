@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import tarfile
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from experiments import parts
 from experiments.parts import main, pack, run_part, unpack
 from papers.steps import Folders, Step
 from tests.experiments.test_design import make_small
+from tests.papers.rows import steps
 from tests.papers.tiny_data import execute, write_data
 
 pytestmark = pytest.mark.usefixtures("one_length")
@@ -137,3 +139,20 @@ def test_an_empty_machine_after_each_command_of_training_ends_in_the_same_row(
     assert number == len(names) - 1
     result = work / "design_gpu" / "A2-0.100" / "test.trec.json"
     assert 0 <= json.loads(result.read_text())["mean"]["MRR@10"] <= 1
+
+
+def test_the_protocol_travels_with_the_state(tmp_path):
+    """The next machine refuses another one."""
+    folders = Folders(tmp_path / "w", tmp_path / "d")
+    for path, step in steps(parts.EXPERIMENTS, "design_gpu/arms", folders=folders).items():
+        if step.get:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def late(command, seconds):
+        raise subprocess.TimeoutExpired(command, seconds)
+
+    main(["design_gpu/arms", f"--state={tmp_path}/state.tar", "--minutes=1",
+          f"--workdir={folders.work}", f"--data={folders.data}"], late)  # fmt: skip
+    with tarfile.open(tmp_path / "state.tar") as archive:
+        assert archive.getnames() == ["design_gpu/protocol.json"]

@@ -6,6 +6,7 @@ import pytest
 
 from cocondenser_jax.errors import UserError
 from experiments.protocol import checksum, require_protocol
+from experiments.reproduce import main
 from papers.steps import Folders
 
 TEXT = """
@@ -52,3 +53,13 @@ def test_rows_that_another_protocol_measured_are_not_added_to(tmp_path):
         require_protocol("study/t", folders, old)
     assert not folders.work.exists()
     require_protocol("study/t", folders, write(tmp_path / "new", "[0]", f", protocol: {now}"))
+
+
+def test_the_program_refuses_another_protocol_before_it_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("papers.program.require_data", lambda steps: None)
+    file = tmp_path / "work" / "design" / "protocol.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"sha256": "0123456789ab"}')
+    with pytest.raises(SystemExit, match="2"):
+        main(["design/base", f"--workdir={tmp_path}/work", f"--data={tmp_path}"])
+    assert "design was measured by protocol 0123456789ab" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from experiments import settings
 from experiments.reproduce import EXPERIMENTS, main
 from tests.papers.rows import check_command, check_row, check_steps, commands_of, rows_of
 from tests.papers.tiny_data import write_data, write_quickstart_models
@@ -42,3 +43,11 @@ def tiny(tmp_path_factory):
 @pytest.mark.parametrize(("table", "row"), ALL_ROWS)
 def test_a_row_ends_in_its_figures(tiny, table, row):
     check_row(EXPERIMENTS, table, row, tiny)
+
+
+def test_the_changed_setting_of_a_variant_reaches_its_first_stage():
+    vocabulary, *_ = settings._store(4096).needs[-1].commands
+    pretrain, *_ = settings._stage1(4096, 0.01, late=False).commands
+    assert "--size=4096" in vocabulary
+    changed = {"--config.model.late_mlm=False", "--config.optimizer.learning_rate=0.01"}
+    assert changed <= {*pretrain}

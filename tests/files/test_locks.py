@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -186,3 +187,11 @@ def test_who_locks_what_was_just_released_keeps_others_out(tmp_path, monkeypatch
     assert f"process {holders[0].pid} on" in (tmp_path / LOCK).read_text()
     holders[0].communicate()
     assert not is_held(tmp_path)
+
+
+def test_a_longer_name_that_a_killed_holder_left_is_replaced(tmp_path):
+    (tmp_path / LOCK).write_text("x" * 300)
+    holder = hold(tmp_path)
+    named = re.escape(f"process {holder.pid} on {socket.gethostname()} since ")
+    assert re.fullmatch(rf"{named}[\d-]+ [\d:]+", (tmp_path / LOCK).read_text())
+    holder.communicate()

@@ -63,3 +63,11 @@ def test_a_line_that_is_no_metrics_is_named(tmp_path):
             logged_lines(path)
         said = 'line 2: expected a JSON object of numbers with a "step"'
         assert str(refused.value) == f"{path}, {said}"
+
+
+def test_zeros_that_a_crash_left_at_the_end_are_dropped(tmp_path):
+    """A file system may have made room for a line that was never written."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + bytes(512))
+    forget_steps_after(path, 1)
+    assert path.read_text() == '{"step": 1}\n'

@@ -245,3 +245,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path, names):
         require_own(tmp_path / "run.json")
     with pytest.raises(UserError, match=f"{names[0]} already exists"):
         require_own(tmp_path / names[0] / "run.json")
+
+
+def test_a_name_that_no_file_can_have_is_damage(tmp_path):
+    (tmp_path / CHECKSUMS).write_text(json.dumps({"n" * 300: ""}))
+    with pytest.raises(UserError, match="is not what was saved"):
+        require_intact(tmp_path)

@@ -458,3 +458,17 @@ def test_each_row_has_the_place_of_its_line():
     lines = enumerate("id\ttext\n\na\tx\n \nb\ty".split("\n"), start=1)
     places = [place for place, _ in read_rows(Path("a.tsv"), lines)]
     assert places == ["a.tsv:3", "a.tsv:5"]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "|", "; "])
+def test_names_of_columns_show_a_table_whatever_stands_between_them(mark):
+    lines = enumerate([mark.join(("id", "title", "text")), mark.join("1ab")], start=1)
+    said = refusal(require_prose, Path("a.txt"), lines)
+    assert said.startswith(f"a.txt:1: 'id{mark}title{mark}text' names columns: expected texts")
+
+
+@pytest.mark.parametrize("first", ["{", "["])
+def test_json_over_several_lines_is_no_text(first):
+    lines = enumerate([first, '  "text": "who asks"', "}"], start=1)
+    said = f"a.txt:1: JSON, {first!r}: expected texts alone"
+    assert refusal(require_prose, Path("a.txt"), lines) == said

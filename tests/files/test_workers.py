@@ -411,3 +411,32 @@ def test_a_worker_sees_one_gpu_and_so_does_the_one_that_replaces_it(tmp_path):
     assert len(gpu_of) >= 4  # two were killed
     assert all(len(gpus) == 1 for gpus in gpu_of.values())
     assert set.union(*gpu_of.values()) == {"3", "GPU-5"}
+
+
+def test_a_task_runs_in_the_folder_of_the_command(tmp_path):
+    """A worker of a cluster begins in another one; relative paths are of the command."""
+    folder, seen = tmp_path / "of the command", []
+    folder.mkdir()
+
+    def function(task):
+        seen.append((task, Path.cwd()))
+
+    before = Path.cwd()
+    work = workers.Work(function, 3, tmp_path, folder, __version__)
+    workers._run_task(work, 2)
+    assert seen == [((2, 3), folder.resolve())]
+    assert Path.cwd() == before
+
+
+def test_a_job_that_slurm_refuses_is_one_line(tmp_path, monkeypatch):
+    """As for a partition that it does not have."""
+    executors = pytest.importorskip("datatrove.executor")
+
+    def refuse():
+        raise subprocess.CalledProcessError(1, ["sbatch", "script"])
+
+    made = SimpleNamespace(mark_rank_as_completed=lambda index: None, run=refuse)
+    monkeypatch.setattr(executors, "SlurmPipelineExecutor", lambda **_: made)
+    work = workers.Work(make, 2, tmp_path, tmp_path, __version__)
+    with pytest.raises(UserError, match=r"^--executor=slurm: .*sbatch.* exit status 1"):
+        workers._run_on_slurm(work, [0, 1], Engine(2, None, "slurm"), SimpleNamespace(n=0))

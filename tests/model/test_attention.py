@@ -100,3 +100,12 @@ def test_no_array_has_a_number_for_each_pair_of_tokens():
         return gradient.lower(arrays[0]).compile().memory_analysis().temp_size_in_bytes
 
     assert needed(1024) < 1024 * 1024  # a byte for each pair of tokens
+
+
+def test_a_window_of_no_neighbors_is_the_token_itself():
+    """Half of a local attention of 1."""
+    (query, key, value, _), mask, _ = inputs(22, 0.0)
+    settings = attention.AttentionSettings(n_heads=2, width=0)
+    found = attention.attend_rows((query, key, value), None, mask, None, settings)
+    is_token = mask[:, None, None]
+    np.testing.assert_allclose(found * is_token, value * is_token, rtol=1e-6)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jaxtyping import TypeCheckError
 
 from cocondenser_jax.errors import UserError
@@ -331,3 +332,38 @@ def test_the_sites_of_dropout_are_numbered_through_the_network():
         site_of_decoder(config),
     ]
     assert sites == [0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_beside_a_weak_decoder_the_backbone_predicts_its_own_masked_tokens(
+    batch, variables, pooling
+):
+    ids, mask, positions, _ = batch
+    config = dataclasses.replace(CONFIG, representation=SPELLINGS[pooling])
+    decoded = np.where(mask, 5 + ids % 80, ids), positions % 4 + 1
+    alone = run(config, variables, ids, mask, positions)
+    beside = run(config, variables, ids, mask, positions, None, decoded)
+    np.testing.assert_allclose(beside.late_logits_BxMxV, alone.late_logits_BxMxV, rtol=0, atol=1e-5)
+
+
+def test_dense_layers_after_the_pooling_multiply_in_full_precision(batch):
+    """Else a TPU multiplies bfloat16 numbers; no processor here would."""
+    config = dataclasses.replace(CONFIG, representation=Representation(dense=(Dense(32, 40),)))
+    network = Condenser(config)
+    variables = jax.eval_shape(network.init, jax.random.key(0), *batch[:3])
+
+    def products(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                yield equation
+            for inner in jaxprs_in_params(equation.params):
+                yield from products(inner)
+
+    encode = functools.partial(network.apply, method="encode")
+    program = jax.make_jaxpr(lambda variables: encode(variables, *batch[:2]))(variables)
+    found = [
+        each.params["precision"]
+        for each in products(program.jaxpr)
+        if each.outvars[0].aval.shape == (8, 40)
+    ]
+    assert found == [(jax.lax.Precision.HIGHEST,) * 2]

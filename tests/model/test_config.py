@@ -62,3 +62,16 @@ def test_the_padding_is_the_tokenizers_unless_positions_follow_it(model_type):
     else:
         with pytest.raises(UserError, match="of folder pads with 3, but pad_token_id of the"):
             config.require_tokenizer("folder", 100, 3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"of_a_later_version": 1}, {"representation": {}}, {"representation": None}]
+)
+def test_what_describes_no_shape_is_refused_in_one_line(changes):
+    values = ModelConfig().to_dict()
+    assert ModelConfig.from_dict(values) == ModelConfig()
+    with pytest.raises(UserError, match=r"^no shape of a model: "):
+        ModelConfig.from_dict(values | changes)
+    del values["representation"]
+    with pytest.raises(UserError, match=r"^no shape of a model: 'representation'"):
+        ModelConfig.from_dict(values)

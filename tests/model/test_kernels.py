@@ -9,9 +9,10 @@ import pytest
 
 from cocondenser_jax.model import blocks, joint, kernels
 from cocondenser_jax.model.attention import AttentionSettings, head_seeds
+from cocondenser_jax.model.condenser import Condenser, init_params
 from cocondenser_jax.model.config import ModelConfig
 from cocondenser_jax.model.joint import attend_jointly, attend_jointly_by_xla
-from cocondenser_jax.model.layout import why_no_kernel
+from cocondenser_jax.model.layout import Layout, lay_out, why_no_kernel
 from cocondenser_jax.pretrain.kernel_check import attention_check, norm_check, with_gradient
 from tests.world import relative_error
 
@@ -158,3 +159,34 @@ def test_a_window_skips_blocks():
 def test_it_is_said_why_there_is_no_kernel(changes, platform, length, reason):
     found = why_no_kernel(ModelConfig(**changes), platform, length)
     assert (reason in found) if reason else not found
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_no_kernel_knows_relative_positions(platform):
+    config = ModelConfig(model_type="mpnet", pad_token_id=1)
+    assert "the positions of mpnet" in why_no_kernel(config, platform, 128)
+
+
+def test_layers_by_kernels_drop_at_the_rates_of_those_by_xla():
+    """Two rates: of hidden states, and of attention's weights."""
+    config = ModelConfig(
+        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=16, skip_from=1,
+        hidden_dropout_prob=0.4, attention_probs_dropout_prob=0.1,
+    )  # fmt: skip
+    params = init_params(config, 0)
+    ids = np.random.default_rng(0).integers(5, 40, (2, 16)).astype(np.int32)
+    mask, positions = np.ones((2, 16), bool), np.array([[1, 2], [3, 4]], np.int32)
+    seeds = jnp.array([1, 2], jnp.uint32)
+
+    def vectors(attention):
+        laid = lay_out(config, Layout(attention), params)
+        apply = jax.jit(Condenser(config, attention=attention).apply)
+        return apply({"params": laid}, ids, mask, positions, seeds).vectors_BxD
+
+    assert relative_error(vectors("gpu"), vectors("xla")) <= 1e-5
+
+
+def test_a_gpus_program_has_a_power_of_two_rows_and_at_least_16():
+    lengths = (1, 8, 16, 17, 28, 128)
+    assert [kernels._gpu_rows(length) for length in lengths] == [16, 16, 16, 32, 32, 128]

@@ -201,3 +201,13 @@ def test_one_thread_at_a_time_replaces_how_the_library_loads(tmp_path):
         thread.join()
     assert order == ["first ends", "second begins"]
     assert state_of_the_library() == before
+
+
+@pytest.mark.parametrize("model_type", [[], {}, ["bert"], 7])
+def test_a_family_that_is_no_text_is_no_traceback(model_folder, tmp_path, model_type):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    change(folder / "config.json", model_type=model_type)
+    require_loadable(open_network(folder))
+    change(folder / "config.json", num_hidden_layers=1_001)
+    said = f"{folder}/config.json: num_hidden_layers is 1,001; expected at most 1,000"
+    assert refusal(require_loadable, open_network(folder)) == said

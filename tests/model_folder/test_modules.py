@@ -405,3 +405,16 @@ def test_small_parts():
     assert (similarity_of(None), similarity_of("dot")) == ("cosine", "dot")
     assert dense_of({"in_features": "3", "out_features": 2}) == Dense(3, 2, True, TANH)
     require_usual("Normalize", {"module_input_name": "sentence_embedding"})
+
+
+def test_what_changes_how_weights_are_loaded_is_named():
+    for name in ("model_args", "model_kwargs"):
+        settings = {name: {"use_safetensors": False, "dtype": "float16"}}
+        assert read_otherwise(settings) == (f"{name}: use_safetensors",)
+
+
+def test_how_a_network_is_computed_changes_no_vector():
+    neutral = {"add_pooling_layer": False, "attn_implementation": "sdpa", "dtype": "float16"}
+    neutral |= {"torch_dtype": "float16", "trust_remote_code": False}
+    for name in ("model_args", "model_kwargs", "config_kwargs", "processor_kwargs"):
+        assert read_otherwise({name: neutral}) == ()

@@ -118,3 +118,22 @@ def test_other_files_are_refused(tmp_path, passages, name, content, capsys):
     assert error.startswith(f"dpr: {tmp_path / name}")
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "zero bytes"])
+def test_questions_that_are_damaged_are_refused(tmp_path, passages, capsys, damage):
+    lines = "".join(f"who is {i}\t['x']\n" for i in range(99))
+    content = bytearray(gzip.compress(lines.encode()))
+    half = len(content) // 2
+    if damage == "cut":
+        del content[half:]
+    elif damage == "changed":
+        content[half : half + 9] = b"\xff" * 9
+    else:
+        content = gzip.compress(b'"who\0' + lines.encode())
+    questions = tmp_path / "trivia-test.qa.csv.gz"
+    questions.write_bytes(content)
+    with pytest.raises(SystemExit, match="2"):
+        dpr.main([f"--passages={passages}", f"--questions={questions}", f"--out={tmp_path}/out"])
+    assert capsys.readouterr().err.startswith(f"dpr: {questions}: expected questions as DPR")
+    assert not (tmp_path / "out").exists()

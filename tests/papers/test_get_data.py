@@ -321,3 +321,23 @@ def test_the_list_says_what_is_there(downloads, tmp_path, capsys):
     untitled = printed.partition("msmarco-untitled")[2].partition("msmarco-triples")[0]
     assert untitled.count("collectionandqueries.tar.gz (1.06GB)") == 1
     assert " is there" not in printed
+
+
+def test_sentences_behind_those_that_are_looked_at_are_written_too(tmp_path, monkeypatch):
+    """In documents of twelve, also where those that are looked at end."""
+    monkeypatch.setattr(data_folders, "_N_LOOKED_AT", 15)
+    sentences = [f"sentence {i} ." for i in range(50)]
+    write_lines(tmp_path / "downloads" / "bookcorpus" / "a.txt", sentences)
+    make_data(tmp_path / "downloads", tmp_path / "data", ["bookcorpus"])
+    lines = read(tmp_path / "data" / "bookcorpus" / "books.jsonl")
+    texts = [json.loads(line)["text"] for line in lines]
+    assert " ".join(texts) == " ".join(sentences)
+    assert [text.count("sentence") for text in texts] == [12, 12, 12, 12, 2]
+
+
+def test_one_member_that_is_unpacked_does_not_hide_the_archive(tmp_path):
+    tiny_downloads.write_tar(tmp_path / "a.tar.gz", {"x/b.tsv": ["1"], "x/c.tsv": ["2"]})
+    (tmp_path / "b.tsv").write_text("1\n")
+    wanted = Published("a.tar.gz", "", members=("b.tsv", "c.tsv"))
+    archive = tmp_path / "a.tar.gz"
+    assert find(tmp_path, wanted) == {name: [Source(archive, name)] for name in wanted.members}

@@ -16,7 +16,7 @@ import torch
 
 from papers import commands
 from papers.gpus import on_gpus
-from papers.program import Study, execute, run_program
+from papers.program import Study, end_on_signals, execute, run_program
 from papers.reproduce import PAPERS, main
 from papers.steps import Folders, Step, run_steps
 from papers.tables import load_tables
@@ -232,3 +232,18 @@ def test_a_request_to_end_reaches_the_command(tmp_path, monkeypatch):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (tmp_path / "python.ended").exists()
+
+
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_program_under_nohup_does_not_end_with_its_terminal(hangup):
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, hangup)
+    try:
+        end_on_signals()
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        assert (signal.getsignal(signal.SIGHUP) == signal.SIG_IGN) == (hangup == signal.SIG_IGN)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -320,3 +320,40 @@ def test_tables_of_cocondenser_say_what_mlm_weighs(table):
     note = load_tables(PAPERS.folder)[table]["note"]
     assert "train.mlm_weight=2" in note
     assert "mlm_reduction=span_sum" in note
+
+
+def test_the_cross_encoders_of_an_ensemble_have_seeds_of_their_own():
+    commands = [
+        c for step in steps(PAPERS, "co/table2", "ensemble").values() for c in step.commands
+    ]
+    tuned = [command for command in commands if command[1] == "finetune"]
+    judges = [command for command in tuned if "-reranker" in dict(flags(command))["--workdir"]]
+    assert sorted(config_of(command).seed for command in judges) == [42, 43, 44]
+
+
+def test_negatives_are_denoised_by_probabilities():
+    """Qu et al.: the cross-encoder of `--denoise_run` is trained to tell one from the other."""
+    judges = [config_of(command) for workdir, command in trainings() if workdir.endswith("-binary")]
+    assert judges
+    assert {config.loss.name for config in judges} == {"binary"}
+
+
+def test_sentences_are_represented_by_cls():
+    """Condenser and its baselines, also the one that is trained on NLI first."""
+    trained = [c for _, c in trainings() if c[2:4] == ["papers.sentences", "train"]]
+    assert {dict(flags(command))["--task"] for command in trained} == {"stsb", "sections", "nli"}
+    assert {dict(flags(command))["--pooling"] for command in trained} == {"cls"}
+
+
+def test_what_round_2_finds_is_reranked():
+    """By a cross-encoder that has such runs to learn from."""
+    commands = [
+        c for step in steps(PAPERS, "co/table2", "reranked").values() for c in step.commands
+    ]
+    (ranked,) = [dict(flags(c))["--run"] for c in commands if c[1] == "rerank"]
+    negatives = [
+        dict(flags(c))["--config.data.negatives_run"]
+        for c in commands
+        if c[1] == "finetune" and "-reranker" in dict(flags(c))["--workdir"]
+    ]
+    assert [Path(run).parent.name for run in (ranked, *negatives)] == ["round2"] * 2

@@ -228,3 +228,18 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(
     assert message in error
     assert error.splitlines()[-1].startswith("sentences: ")
     assert not (root / "out").exists()
+
+
+def test_all_are_trained_with_the_rate_and_warm_up_of_the_page(monkeypatch, model_folder, files):
+    """And no checkpoint stays beside the encoder."""
+
+    def note(model, arguments, *_, **__):
+        assert (arguments.learning_rate, arguments.weight_decay) == (2e-5, 0.01)
+        assert arguments.get_warmup_steps(100) == 10
+        assert (arguments.num_train_epochs, arguments.save_strategy) == (4, "no")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sentences, "SentenceTransformerTrainer", note)
+    words = ["--task=stsb", f"--model={model_folder}", f"--data={files[0] / 'stsb'}"]
+    with pytest.raises(KeyboardInterrupt):
+        sentences.main(["train", *words, f"--out={files[0] / 'encoder'}"])

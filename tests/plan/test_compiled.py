@@ -1,5 +1,7 @@
 """What is read of the text of a compiled step."""
 
+import pytest
+
 from cocondenser_jax.plan.compiled import (
     Collective,
     collectives,
@@ -96,3 +98,20 @@ def test_a_launch_knows_what_it_writes_and_for_what():
     call = 'custom-call(%first), custom_call_target="__gpu$xla.gpu.triton"'  # of a kernel of Pallas
     called = STEP.replace("fusion(%first)", call).replace('"kind":"__triton"', "")
     assert find_launches(called).step[2] == softmax
+
+
+def test_a_loop_whose_turns_are_not_known_counts_once():
+    unknown = STEP.replace('backend_config={"known_trip_count":{"n":"3"}}', "")
+    assert unknown != STEP
+    step, chunks = find_launches(unknown)
+    assert [launch.times for launch in step] == [1] * 5
+    assert [n_launches(chunk) for chunk in chunks] == [4]
+
+
+@pytest.mark.parametrize(
+    "operation", ["all-gather-done", "bitcast", "constant", "reduce-scatter-done"]
+)
+def test_what_only_names_or_ends_something_launches_nothing(operation):
+    line = f"  %none = f32[4]{{0}} {operation}(%x)\n"
+    step = find_launches(STEP.replace("  %replica = ", f"{line}  %replica = ")).step
+    assert n_launches(step) == 13

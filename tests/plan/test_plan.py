@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 from cocondenser_jax.cli import main
 from cocondenser_jax.corpus.batches import BatchSpec
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.declare import AUTO
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model.config import ModelConfig
@@ -378,3 +380,44 @@ def test_the_work_of_a_step_grows_with_its_chunks():
         assert kept.traffic == n * (n_twice * (3 * 2 + 8) + (2 * 2 + 8) + 28)
     alone = step_work(model, settings._replace(objective="condenser"), SPEC, 32, n)
     assert (alone.computed_flops, alone.traffic) == (direct.model_flops, n * (4 * (2 * 2 + 8) + 28))
+
+
+@pytest.mark.parametrize("steps", [0, 6])
+def test_a_plan_with_a_store_has_its_vocabulary_and_length(config, steps):
+    config = config.copy_and_resolve_references().unlock()
+    config.train.update({"steps": steps, "epochs": 4.0, "least_steps": 0})
+    store = open_store(Path(config.data.store))
+    experiment = module.resolve_to_plan(config)
+    assert experiment.network["vocab_size"] == store.vocab_size
+    assert experiment.n_steps == (steps or 12)  # of 48 documents, 16 a step
+
+
+def test_another_fault_of_the_compiler_is_no_lack_of_memory(config, asked, monkeypatch):
+    def compile_step(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: the compiler has a fault")
+
+    monkeypatch.setattr(module, "compile_step", compile_step)
+    model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
+    spec = BatchSpec(seed=0, batch_size=16, length=14)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the compiler has a fault"):
+        plan_step(model, step_of(config, 6), spec, "v3-8")
+
+
+def test_without_nvidias_assembler_it_says_how_to_get_it(config, asked, monkeypatch):
+    def compile_step(*_):
+        said = "NOT_FOUND: Couldn't find a suitable version of ptxas."
+        raise jax.errors.JaxRuntimeError(said)
+
+    monkeypatch.setattr(module, "compile_step", compile_step)
+    model = ModelConfig(**resolve_without_store(config, 1, 50, 0).network)
+    spec = BatchSpec(seed=0, batch_size=16, length=14)
+    with pytest.raises(UserError, match=r"a GPU needs ptxas, .*pip install .*\[plan-gpu\]"):
+        plan_step(model, step_of(config, 6), spec, "h100-8")
+
+
+def test_the_vectors_that_are_gathered_are_those_that_are_compared():
+    """Of the inverse cloze task the texts alone; without a contrastive loss none."""
+    for objective, n_gathered in (("cocondenser", 512), ("ict", 256), ("condenser", 0)):
+        settings = LossSettings(objective=objective)
+        work = step_work(ModelConfig(), settings, SPEC, 512, 0)
+        assert work.vectors == 4 * n_gathered * 768

@@ -7,14 +7,17 @@ import sys
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cocondenser_jax.corpus.batches import Batch, BatchSpec
+from cocondenser_jax.corpus.store import open_store
 from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import joint
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.config import ModelConfig
+from cocondenser_jax.model.layout import Layout
 from cocondenser_jax.pretrain import devices
 from cocondenser_jax.pretrain.devices import (
     batch_gradient,
@@ -24,7 +27,7 @@ from cocondenser_jax.pretrain.devices import (
     settle_attention,
 )
 from cocondenser_jax.pretrain.step import LossSettings
-from tests.world import batches_of, encode_in_flax, interpret_kernels, step_of
+from tests.world import batches_of, encode_in_flax, interpret_kernels, model_of, step_of
 
 
 def printed_by(program, **environment):
@@ -247,3 +250,42 @@ def test_a_platform_that_is_not_here_is_refused_in_one_line(
     assert line.startswith(f"cocondenser: JAX_PLATFORMS={platform}: {reason}")
     assert line.endswith("; expected a platform of this machine, such as cpu, or nothing")
     assert not (tmp_path / "run").exists()
+
+
+def test_vectors_are_computed_with_the_vocabulary_as_it_is(monkeypatch):
+    """A GPU's layout pads it, for the tokens that training predicts."""
+    config = dataclasses.replace(ENCODER, hidden_size=48)  # compiled by no other test
+    params, texts = init_params(config, 0), texts_of(8)
+    expected_BxD = encode_in_flax(config, params, *texts[:2], None, texts[2])
+    monkeypatch.setattr(devices, "choose_layout", lambda *_: Layout("xla", vocabulary=64))
+    found_BxD = mapped_encode(config, params, "float32", batch_size=8)(*texts)
+    np.testing.assert_allclose(found_BxD, expected_BxD, rtol=0, atol=1e-5)
+
+
+def test_what_is_measured_gives_its_state_over_as_a_run_does(config, monkeypatch):
+    noted = []
+    lowered = SimpleNamespace(compile=noted.append)
+    mapped = SimpleNamespace(lower=lambda state, batch: lowered)
+
+    def pmap(function, used, **options):
+        noted.append(options)
+        return mapped
+
+    monkeypatch.setattr(devices, "_pmap", pmap)
+    model_config = model_of(config, open_store(config.data.store))
+    arguments = model_config, step_of(config, 1), batches_of(config), jax.devices()
+    devices.compile_step(*arguments, {"an": "option"})
+    assert noted == [{"donate": True}, {"an": "option"}]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_of_a_probes_vectors_that_are_not_finite_are_zero(monkeypatch, value):
+    def forward_sums(model_config, dtype, n_rows, params, batch):
+        vectors_SxD = jnp.where(batch.input_ids_SxL == 7, value, 2.0)
+        return jax.lax.all_gather(vectors_SxD, devices.AXIS, tiled=True), {}
+
+    monkeypatch.setattr(devices, "forward_sums", forward_sums)
+    batch = Batch.zeros(8, 4, n_slots=0)
+    batch.input_ids_SxL[3, 1] = 7
+    found_SxD, _ = mapped_forward(ENCODER, "float32", 1)(np.zeros(1), batch)
+    np.testing.assert_array_equal(found_SxD, np.where(batch.input_ids_SxL == 7, 0.0, 2.0))

@@ -153,3 +153,10 @@ def test_settings_of_a_network_that_do_not_go_together_are_named_as_such():
         match=whole("config.model: hidden_size 100 is not a multiple of num_attention_heads 12"),
     ):
         new_network(network)
+
+
+@pytest.mark.parametrize(("objective", "skip_from"), [("condenser", 6), ("retromae", 0)])
+def test_the_head_of_retromae_reads_embeddings(objective, skip_from):
+    config = default.get_config().unlock()
+    config.train.objective = objective
+    assert resolve_without_store(config, 6, 80, 0).network["skip_from"] == skip_from

@@ -64,3 +64,12 @@ def test_copies_of_a_span_stay_in_a_chunk():
     spec = SPEC._replace(example="copies", decoder_mask_probability=0.5, batch_size=33)
     settings = AUTO._replace(objective="retromae")
     assert fit(None, settings, spec, n_spans=66)[0] == 22
+
+
+def test_a_whole_batch_may_be_kept():
+    """Of 512 spans that take 8 GiB beside 2 GiB."""
+    settings = AUTO._replace(chunk_size=0)
+    needed = Needed(activations=8.0 * GIB, others=2.0 * GIB)
+    for available, kept in ((11, 1), (9, 0)):
+        found = fit_chunks(settings, SPEC, 512, available * GIB, lambda loss: needed)
+        assert (found.chunk_size, found.kept_chunks) == (512, kept)

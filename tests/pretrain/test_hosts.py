@@ -272,3 +272,9 @@ def test_a_host_that_fails_ends_without_waiting_for_the_others(
     printed = capsys.readouterr().err
     assert printed.endswith(said)
     assert ("Traceback" in printed) == (status == 1)
+
+
+def test_a_number_of_hosts_alone_is_refused(capsys):
+    experiment = ["--config=configs/small.py", "--config.data.store=x", "--workdir=run"]
+    assert main(["pretrain", *experiment, "--num_hosts=2"]) == 2
+    assert "several hosts need --coordinator=auto, or " in capsys.readouterr().err

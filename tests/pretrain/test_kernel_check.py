@@ -156,3 +156,30 @@ def test_a_wrong_kernel_that_was_asked_for_ends_the_run(config, tmp_path, capsys
     )
     assert line.endswith("expected at most 0.02; expected auto or xla")
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"), [("gpu", ["attention", "LayerNorm"]), ("tpu", ["attention"])]
+)
+def test_the_kernel_of_layer_norm_is_tried_on_gpus_alone(monkeypatch, platform, expected):
+    tried = []
+    monkeypatch.setattr(kernel_check, "attention_check", lambda *_: tried.append("attention"))
+    monkeypatch.setattr(kernel_check, "norm_check", lambda *_: tried.append("LayerNorm"))
+    monkeypatch.setattr(kernel_check, "find_fault", lambda check: "")
+    assert kernel_check.kernel_fault(ModelConfig(), "float32", platform, (16,)) == ""
+    assert tried == expected
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_kernels_are_tried_in_the_dtype_and_with_the_biases_of_the_network(monkeypatch, family):
+    tried = []
+
+    def attention_check(kernel, settings, shape, dtype, has_biases):
+        tried.append((dtype, has_biases))
+
+    monkeypatch.setattr(kernel_check, "attention_check", attention_check)
+    monkeypatch.setattr(kernel_check, "norm_check", lambda config, dtype: tried.append(dtype))
+    monkeypatch.setattr(kernel_check, "find_fault", lambda check: "")
+    kernel_check.kernel_fault(ModelConfig(family), "bfloat16", "gpu", (16,))
+    expected = {"bert": {("bfloat16", True), "bfloat16"}, "modernbert": {("bfloat16", False)}}
+    assert set(tried) == expected[family]

@@ -13,6 +13,7 @@ from cocondenser_jax.errors import UserError
 from cocondenser_jax.model import blocks, kernels
 from cocondenser_jax.model.condenser import init_params
 from cocondenser_jax.model.layout import Layout, round_maps
+from cocondenser_jax.pretrain import devices
 from cocondenser_jax.pretrain import step as step_module
 from cocondenser_jax.pretrain.devices import choose_layout
 from cocondenser_jax.pretrain.step import (
@@ -188,3 +189,21 @@ def test_more_kept_chunks_than_there_are_are_refused(config):
         ),
     ):
         check_batch(spec, "auto", 16, 8, kept_chunks=2)
+
+
+def test_as_many_chunks_of_a_given_size_may_be_kept_as_fit(config):
+    check_batch(batches_of(config), 2, 16, 8, kept_chunks="auto")
+
+
+def test_gpus_have_kernels_since_ampere():
+    found = {
+        capability: devices._has_kernels(Device("gpu", "NVIDIA X", capability))
+        for capability in ("7.5", "8.0", "9.0", "10.0")
+    }
+    assert found == {"7.5": False, "8.0": True, "9.0": True, "10.0": True}
+
+
+def test_tpus_have_kernels_since_the_fourth():
+    kinds = ("TPU v2", "TPU v3", "TPU v4", "TPU v5 lite", "TPU v5", "TPU v6 lite")
+    found = [kind for kind in kinds if devices._has_kernels(Device("tpu", kind))]
+    assert found == ["TPU v4", "TPU v5 lite", "TPU v5", "TPU v6 lite"]

@@ -428,3 +428,11 @@ def test_a_folder_that_nothing_searches_is_refused(config, data, tmp_path):
     ):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_records_what_its_probes_read(probed, data):
+    run = json.loads((probed / "run.json").read_text())
+    config = ConfigDict(run["config"])
+    (of_folder,) = folder_probes(config)
+    assert run["probe_data"] == dict(of_folder.record)
+    assert run["probe_data"].keys() == {"corpus", "queries", "judgments"}

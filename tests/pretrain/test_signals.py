@@ -16,7 +16,7 @@ import pytest
 
 from cocondenser_jax.corpus.order import steps_per_epoch
 from cocondenser_jax.corpus.store import open_store
-from cocondenser_jax.pretrain import checkpoint, signals
+from cocondenser_jax.pretrain import checkpoint, loop, signals
 from cocondenser_jax.pretrain.loop import train
 from tests.world import batches_of, with_devices, write_experiment
 
@@ -218,3 +218,14 @@ def test_a_stopped_run_resumes_with_other_devices(config, tmp_path, caplog):
         step = f"this is its step {last} of {n_steps}"
         assert f"{run} has not ended: {step}; `pretrain` resumes it" in caplog.messages
         saved = last
+
+
+def test_a_signal_in_the_last_step_ends_no_finished_run(config, tmp_path, monkeypatch, caplog):
+    def stop_after(step):
+        return signal.SIGTERM if step == config.train.steps else 0
+
+    monkeypatch.setattr(loop, "between_steps", lambda run: run(stop_after))
+    caplog.set_level("INFO")
+    train(config, tmp_path / "run")  # raises no SystemExit
+    assert f"{tmp_path}/run: finished all {config.train.steps} steps" in caplog.text
+    assert "stopped" not in caplog.text

@@ -379,3 +379,32 @@ def test_shapes_that_do_not_fit_are_refused(config, key, value, message):
     spec = batches_of(config)
     with pytest.raises(UserError, match=whole(message)):
         check_batch(spec, config.train.chunk_size, max_length=16, n_devices=8, kept_chunks=0)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "attention", "drops"), [(0.0, 0.0, False), (0.1, 0.0, True), (0.0, 0.1, True)]
+)
+def test_one_rate_of_dropout_is_enough_to_have_seeds(config, hidden, attention, drops):
+    rates = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": attention}
+    config = changed(config, **{f"model__{name}": rate for name, rate in rates.items()})
+    model_config = model_of(config, open_store(Path(config.data.store)))
+    draw = functools.partial(step_module._dropout_seeds, model_config, 0, jnp.int32(0), 4)
+    seeds = jax.vmap(lambda _: draw(), axis_name=AXIS)(jnp.zeros(1))
+    assert (seeds is not None) == drops
+
+
+@pytest.mark.usefixtures("one_length")
+def test_the_contrastive_loss_beside_bags_of_words_is_that_alone(config):
+    alone, beside = (
+        changed(config, train__objective=name, train__chunk_size=0)
+        for name in ("contrastive", "cobow")
+    )
+    store = open_store(Path(config.data.store))
+    batch = make_batch(store, batches_of(beside), 0)
+    params = init_params(model_of(beside, store), 0)
+    found = [
+        batch_gradient(model_of(each, store), step_of(each, 6).loss, params, batch)[0]
+        for each in (alone, beside)
+    ]
+    expected, loss = (float(losses["contrastive_loss"]) for losses in found)
+    assert loss == pytest.approx(expected, rel=1e-5)

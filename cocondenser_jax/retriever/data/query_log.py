@@ -10,6 +10,7 @@ from cocondenser_jax.errors import UserError, log_once
 from cocondenser_jax.files.tables import plain_suffix
 from cocondenser_jax.files.whole import read_lines
 from cocondenser_jax.retriever.data.folder import read_queries
+from cocondenser_jax.retriever.data.layouts import numbers_queries
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def read_log(data: Path) -> dict[str, str]:
         )
     queries: dict[str, str] = {}
     seen: set[str] = set()
-    n_empty = _count_blank_lines(data) if data.is_file() else 0
+    n_empty = _count_blank_lines(data) if numbers_queries(data) else 0
     n_again = 0
     for name, text in read_queries(data).items():
         words = " ".join(text.split())

@@ -142,3 +142,13 @@ def test_a_table_has_signed_differences_and_what_a_ranking_costs():
         ],
         ["a", "0.500", "", "", "0.750", "0.250", "12,345 x 384", "1"],
     ]
+
+
+def test_more_runs_than_colors_are_shown(tmp_path):
+    """The next one has the first color again."""
+    folders = [tmp_path / f"run{i}" for i in range(len(COLORS) + 1)]
+    made = [write_run(folder, "run.json", {"steps": 20}, loss=1.0) for folder in folders]
+    write_run_report(made, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    (legend,) = re.findall('<ul class="legend">(.*?)</ul>', page, re.DOTALL)
+    assert re.findall(r"background:(#\w+)", legend) == [*COLORS, COLORS[0]]

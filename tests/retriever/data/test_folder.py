@@ -252,3 +252,9 @@ def test_the_checksum_is_of_the_passages_in_whatever_files(tmp_path):
     for change in ({"text": "other"}, {"_id": "other"}, {"title": "other"}):
         changed = [records[0] | change, *records[1:]]
         assert survey_passages(write_records(tmp_path / "c.jsonl", changed)).sha256 != first
+
+
+def test_columns_that_a_user_names_are_those_of_the_folders_table(tmp_path):
+    (tmp_path / "corpus.tsv").write_text("d1\tA text.\tA\nd2\tAnother.\tB\n")
+    expected = [Passage("d1", "A", "A text."), Passage("d2", "B", "Another.")]
+    assert list(read_corpus(f"{tmp_path}:id,text,title")) == expected

@@ -432,3 +432,42 @@ def test_an_id_that_no_run_can_hold_is_refused_when_it_is_read(tmp_path, name, c
     read = of_passages if name == "collection.tsv" else layouts.read_query_file
     with pytest.raises(UserError, match=whole(f"TMP/{name}:1: the id {said}")):
         list(read(tmp_path / name))
+
+
+def test_the_number_of_a_topic_ends_at_its_closing_tag(tmp_path):
+    text = "<top>\n<num>7</num>\n<title>who asks</title>\n</top>\n"
+    (tmp_path / "any.txt").write_text(text)
+    assert layouts.read_query_file(tmp_path / "any.txt") == {"7": "who asks"}
+
+
+@pytest.mark.parametrize("tag", "b i u em strong sub sup span a br p B".split())
+def test_each_tag_of_html_in_a_title_is_refused(tmp_path, tag):
+    (tmp_path / "a.txt").write_text(f"<top>\n<num>7\n<title>acid H<{tag}>2</{tag}>SO4\n</top>\n")
+    said = "TMP/a.txt:1: expected one <title>, without tags in its text"
+    with pytest.raises(UserError, match=whole(said)):
+        layouts.read_query_file(tmp_path / "a.txt")
+
+
+def test_only_lines_without_ids_are_numbered(tmp_path):
+    texts = {
+        "log.txt": "who asks\n",
+        "any.txt": "<top>\n<num> 7\n<title> who asks\n</top>\n",
+        "topics.a.txt": "7\twho asks\n",
+        "log.tsv": "id\ttext\n7\twho asks\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert [name for name in texts if layouts.numbers_queries(tmp_path / name)] == ["log.txt"]
+    assert not layouts.numbers_queries(tmp_path)
+
+
+def test_a_topic_may_be_one_line(tmp_path):
+    lines = [f"<top><num>{n}</num><title>who asks {n}</title></top>" for n in (7, 8)]
+    (tmp_path / "any.txt").write_text("\n".join(lines))
+    assert layouts.read_query_file(tmp_path / "any.txt") == {"7": "who asks 7", "8": "who asks 8"}
+
+
+def test_tags_of_topics_may_be_in_capitals(tmp_path):
+    text = "<TOP>\n<NUM> Number: 7\n<TITLE> who asks\n</TOP>\n"
+    (tmp_path / "any.txt").write_text(text)
+    assert layouts.read_query_file(tmp_path / "any.txt") == {"7": "who asks"}

@@ -321,3 +321,19 @@ def test_commands_take_names_for_data_corpora_and_settings(
     words += ["--config.data.negatives_per_query=0", "--config.model.passage_length=64"]
     assert main(words) == 2  # it has no split `train`
     assert f"{tmp_path}/cache/beir/scifact has no judgments of split" in capsys.readouterr().err
+
+
+def test_a_document_with_a_title_and_no_text_is_its_default_text(tmp_path, monkeypatch):
+    """As those of CORD-19, which have an abstract."""
+    monkeypatch.setenv("COCONDENSER_CACHE", str(tmp_path / "cache"))
+    document = SimpleNamespace(doc_id="d1", title="T", default_text=lambda: "T and an abstract")
+    fake = fake_ir_datasets(d1=1)
+    fake.load("mine").docs_iter = lambda: iter([document])
+    monkeypatch.setitem(sys.modules, "ir_datasets", fake)
+    folder = named.find_data("ir:mine")
+    assert list(read_corpus(folder)) == [Passage("d1", "", "T and an abstract")]
+
+
+def test_cqadupstack_has_twelve_forums():
+    names = "android english gaming gis mathematica physics programmers stats tex unix webmasters"
+    assert sorted(named._FORUMS) == [*names.split(), "wordpress"]

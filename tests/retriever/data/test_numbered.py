@@ -162,3 +162,26 @@ def test_queries_and_judgments_are_no_passages(tmp_path):
     (tmp_path / "docs.txt").write_text("one\n")
     with pytest.raises(UserError, match=said):
         read_corpus(tmp_path)
+
+
+def test_a_pattern_is_obeyed_in_a_data_folder_too(tmp_path):
+    write_records(tmp_path / "corpus.jsonl", [{"_id": "d1", "text": "of the data folder"}])
+    (tmp_path / "more.txt").write_text("one\n")
+    assert list(read_corpus(f"{tmp_path}/*.txt")) == [Passage("1", "", "one")]
+    assert list(read_corpus(tmp_path)) == [Passage("d1", "", "of the data folder")]
+
+
+def test_what_a_library_gives_as_bytes_is_text(tmp_path):
+    """As tfds gives every text, and Parquet a column of bytes."""
+    columns = {"_id": [b"d1", b"d2"], "title": [b"T", b""], "text": ["é".encode(), b"two"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    expected = [Passage("d1", "T", "é"), Passage("d2", "", "two")]
+    assert list(read_corpus(tmp_path / "a.parquet")) == expected
+
+
+def test_a_folder_of_texts_inside_a_data_folder_is_not_judged(tmp_path):
+    write_qrels(tmp_path / "qrels" / "test.tsv", {"q": {"2": 1}})
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("one\ntwo\n")
+    expected = [Passage("1", "", "one"), Passage("2", "", "two")]
+    assert list(read_corpus(tmp_path / "texts")) == expected

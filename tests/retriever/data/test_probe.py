@@ -94,3 +94,10 @@ def test_judgments_without_a_relevant_passage_are_refused(data):
         UserError, match=whole("TMP/data/qrels/test.tsv judges no passage relevant")
     ):
         open_search(data, "test", 0)
+
+
+def test_judgments_of_passages_that_are_not_there_are_refused(data):
+    write_qrels(data / "qrels" / "old.tsv", {"q0": {"p1": 1, "gone": 1}, "q1": {"unjudged": 0}})
+    said = "TMP/data/qrels/old.tsv names 1 passages that the data does not have: gone"
+    with pytest.raises(UserError, match=whole(said)):
+        open_search(data, "old", 0)

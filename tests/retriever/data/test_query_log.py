@@ -66,3 +66,10 @@ def test_queries_are_drawn_from_all_of_the_log_and_always_the_same():
     assert numbers == sorted(numbers)
     assert all(sum(n // 100 == k for n in numbers) > 2 for k in range(10))
     assert draw_queries(queries, 1000) == queries
+
+
+def test_blank_lines_within_topics_are_no_queries(tmp_path, caplog):
+    topics = "<top>\n<num> 7\n\n<title> who asks\n</top>\n\n<top>\n<num> 8\n<title> why\n</top>\n"
+    (tmp_path / "any.txt").write_text(topics)
+    assert read_log(tmp_path / "any.txt") == {"7": "who asks", "8": "why"}
+    assert not caplog.messages

@@ -301,3 +301,14 @@ def test_ids_that_are_judged_to_find_themselves_are_kept(caplog):
         ),
     ):
         evaluate_run(qrels, run, ["Success@1"], ignore_identical_ids=True)
+
+
+@pytest.mark.parametrize("name", ["P(foo=2)@5", "nDCG(foo=2)@10", "MRR(cut=10)"])
+def test_a_parameter_that_a_metric_lacks_is_one_line(name):
+    said = f"unknown metric '{name}': expected, for instance, MRR@10, Recall@100, nDCG@10"
+    with pytest.raises(UserError, match=whole(said)):
+        parse_metric(name)
+
+
+def test_only_the_name_of_a_metric_is_spelled_anew():
+    assert metric_name("r(rel=2)@5") == "R(rel=2)@5"

@@ -375,3 +375,20 @@ def test_queries_without_results_are_counted(tmp_path, caplog):
     caplog.clear()
     trec.write_run(tmp_path / "run.trec", {"q1": {"d1": 1.0}})
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_grade_may_be_empty_in_a_form_alone(tmp_path, empty):
+    path = tmp_path / "qrels.tsv"
+    path.write_text(f"query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t{empty}\n")
+    said = f"TMP/qrels.tsv:3: the score must be an integer, not {empty!r}"
+    with pytest.raises(UserError, match=whole(said)):
+        trec.read_qrels(path)
+
+
+@pytest.mark.parametrize("bad", ["a b", "a\0", " a", ""])
+def test_a_query_that_no_run_can_name_writes_none(tmp_path, bad):
+    said = f"TMP/run.trec: the id {bad!r} has white space or a zero byte, or is empty"
+    with pytest.raises(UserError, match=whole(said)):
+        trec.write_run(tmp_path / "run.trec", {"q": {"d": 2.0}, bad: {"d": 1.0}})
+    assert not list(tmp_path.iterdir())

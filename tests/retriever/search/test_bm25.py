@@ -226,3 +226,18 @@ def test_bm25_indexes_once(model_folder, hybrid_folder, monkeypatch):
         )
         assert found == again_found
         assert len(found[0]) == 9
+
+
+def test_a_search_of_what_does_not_fit_into_memory_is_refused(tmp_path, monkeypatch):
+    write_corpus(tmp_path / "corpus.jsonl", 200, np.random.default_rng(0))
+    monkeypatch.setattr(bm25, "_SMALL_FILE", 1000)
+    monkeypatch.setattr(bm25, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(bm25, "passage_table", pytest.fail)
+    with pytest.raises(UserError, match=r"and 0\.0 GiB are free: use a machine with more$"):
+        bm25.index_corpus(tmp_path / "corpus.jsonl", None)
+
+
+def test_a_term_that_a_passage_repeats_has_one_score(tmp_path):
+    records = [{"_id": f"d{i}", "text": "apr " * 30} for i in range(20)]
+    corpus = write_records(tmp_path / "corpus.jsonl", records)
+    assert bm25.estimate_bytes(corpus, "english") == 20 * (250 + 4 * 30 + 24) + 450

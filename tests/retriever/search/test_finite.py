@@ -172,3 +172,17 @@ def test_a_vector_of_zeros_is_as_far_from_all_as_for_the_library(model_folder, d
     scores_1xN = library.similarity(library.encode_query(["ab"]), vectors_NxD)
     assert torch.equal(scores_1xN, torch.zeros(1, N))
     assert found["q"] == {f"p{i}": 0.0 for i in range(N)}
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_a_model_of_which_one_tower_is_damaged_is_not_loaded(model_folder, tmp_path, task):
+    folder = tmp_path / "two"
+    two = models.load_retriever(model_folder, two_towers=True)
+    two.save_pretrained(str(folder), create_model_card=False)
+    file = folder / f"{task}_0_Transformer" / "model.safetensors"
+    weights = load_file(file)
+    weights["embeddings.word_embeddings.weight"].fill_(np.nan)
+    save_file(weights, file, {"format": "pt"})
+    said = "TMP/two makes vectors that are not finite: its weights are damaged"
+    with pytest.raises(UserError, match=whole(said)):
+        models.load_retriever(folder)

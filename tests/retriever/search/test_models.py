@@ -295,3 +295,13 @@ def test_a_cut_vector_has_length_one_for_a_cosine_alone(model_folder, similarity
     vectors_NxD = torch.tensor([[3.0, 4.0, 12.0], [0.0, 2.0, 1.0]])
     found = models.cut_vectors(vectors_NxD, 2, model.similarity_fn_name).norm(dim=1)
     np.testing.assert_allclose(found, norms, rtol=1e-6)
+
+
+def test_two_towers_are_not_copied_again(model_folder, tmp_path):
+    """A second round of a model of two towers, whose settings ask for two, trains the same two."""
+    folder = tmp_path / "two"
+    two = models.load_retriever(model_folder, two_towers=True)
+    two.save_pretrained(str(folder), create_model_card=False)
+    again = models.load_retriever(folder, two_towers=True)
+    assert models.towers(again).keys() == {"document", "query"}
+    np.testing.assert_array_equal(again.encode_query(TEXTS), two.encode_query(TEXTS))

@@ -8,7 +8,7 @@ import pyarrow.ipc
 import pytest
 
 from cocondenser_jax.errors import UserError
-from cocondenser_jax.files.whole import write_json
+from cocondenser_jax.files.whole import file_sha256, write_json
 from cocondenser_jax.model_folder.model import open_model
 from cocondenser_jax.representation import Given
 from cocondenser_jax.retriever.search import opening, search
@@ -138,3 +138,15 @@ def test_what_is_missing_is_named(model_folder, embeddings, index, tmp_path):
             match=whole("TMP/broken/passages.arrow is missing or damaged: build the index again"),
         ):
             opening.open_index(tmp_path / "broken", open_model(model_folder))
+
+
+def test_an_index_that_faiss_cannot_read_is_one_line(model_folder, index, tmp_path):
+    """Such as that of a later release, with the checksum of its manifest."""
+    folder = shutil.copytree(index, tmp_path / "later")
+    (folder / "index.faiss").write_bytes(b"of a later release")
+    facts = json.loads((folder / "manifest.json").read_text())
+    checksum = file_sha256(folder / "index.faiss")
+    write_json(folder / "manifest.json", facts | {"index_sha256": checksum})
+    said = "TMP/later/index.faiss is missing or damaged: build the index again"
+    with pytest.raises(UserError, match=whole(said)):
+        opening.open_index(folder, open_model(model_folder))

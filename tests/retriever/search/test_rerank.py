@@ -18,6 +18,7 @@ from cocondenser_jax.retriever.search import rerank
 from cocondenser_jax.retriever.search.cross_encoders import load_cross_encoder
 from cocondenser_jax.retriever.search.rerank import Candidates
 from tests.lines import whole
+from tests.world import write_qrels, write_records
 
 RUN = {
     "q3": {"d7": 3.0, "d3": 2.0, "d40": 1.0, "d41": 0.5},
@@ -353,3 +354,15 @@ def test_weights_of_16_bits_score_in_float32(cross_encoder_folder, tmp_path, dty
         expected = by_hand(**tokenizer("a b", "c d", return_tensors="pt")).logits.item()
     assert found.dtype == np.float32
     assert found[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_positives_that_the_first_stage_lacks_come_after_it(tmp_path):
+    """Equal scores keep this order."""
+    corpus = tmp_path / "corpus.jsonl"
+    write_records(corpus, [{"_id": name, "text": name} for name in "abc"])
+    write_qrels(tmp_path / "qrels" / "train.tsv", {"q": {"a": 1, "c": 1}})
+    candidates = Candidates(tmp_path, tmp_path / "run", split="train", with_positives=True)
+    named = rerank._Named({"q": "who"}, {"q": ["b", "a"]}, {"q": ["a", "c"]})
+    passages, pairs = rerank._read_pairs(corpus, candidates, named)
+    assert passages == {"q": ["b", "a", "c"]}
+    assert pairs == [("who", "b"), ("who", "a"), ("who", "c")]

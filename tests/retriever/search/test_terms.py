@@ -179,3 +179,10 @@ def test_a_text_is_found_by_a_piece_of_it(language):
         run = bm25_run(passages, {q: queries[q] for q in wanted}, 10, Bm25Settings(language=own))
         found[kind] = evaluate_run(wanted, run, ["MRR@10"])["mean"]["MRR@10"]
     assert min(found.values()) >= 0.95, found
+
+
+@pytest.mark.parametrize("language", ["en", "en_plus", "porter", "dutch_porter"])
+def test_a_variant_is_no_language(language):
+    assert language not in languages()
+    with pytest.raises(UserError, match=f"^language '{language}': expected one of arabic, "):
+        term_finder(language)

@@ -1,5 +1,7 @@
 """What fine-tuning checks before it reads the corpus."""
 
+import sys
+
 import pytest
 
 from cocondenser_jax.errors import UserError
@@ -66,3 +68,14 @@ def test_a_folder_with_something_else_is_refused(config, tmp_path):
     ):
         finetune(config, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.usefixtures("unread_corpus")
+def test_a_tracker_that_is_missing_is_named_before_the_corpus_is_read(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config.tracker = "wandb"
+    with pytest.raises(ImportError, match="wandb"):
+        finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

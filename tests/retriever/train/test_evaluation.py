@@ -20,10 +20,11 @@ from cocondenser_jax.retriever.search import models
 from cocondenser_jax.retriever.train import trainer
 from cocondenser_jax.retriever.train.evaluation import DevEvaluator
 from cocondenser_jax.retriever.train.losses import InBatchLoss
+from cocondenser_jax.retriever.train.settings import DevSettings
 from cocondenser_jax.retriever.train.tasks import finetune, resolve
 from cocondenser_jax.retriever.train.training_data import read_training
 from tests import lines
-from tests.world import change_settings, read_metrics, write_qrels
+from tests.world import change_settings, read_metrics, write_beir, write_qrels
 
 
 @pytest.fixture(scope="module")
@@ -437,3 +438,13 @@ def test_a_split_that_does_not_fit_leaves_nothing(model_folder, data, tmp_path, 
     with pytest.raises(UserError, match=message):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_all_passages_of_a_long_run_are_ranked(tmp_path):
+    """Not only as many as the cutoff has."""
+    passages = {f"p{i}": f"text {i}" for i in range(130)}
+    folder = write_beir(tmp_path / "data", [*passages.values()], ["a query"], {"dev": [0]})
+    write_run(tmp_path / "dev.trec", {"q0": {name: -float(name[1:]) for name in passages}})
+    settings = DevSettings(folder, 1, "dev", str(tmp_path / "dev.trec"), "float32")
+    evaluator = DevEvaluator(settings, passages, None)
+    assert len(evaluator._others_Q[0]) == 129  # without the relevant one

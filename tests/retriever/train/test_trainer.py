@@ -365,3 +365,12 @@ def test_a_training_that_diverges_saves_no_model(inputs, tmp_path):
     ):
         finetune(config, tmp_path / "run")
     assert not (tmp_path / "run" / "retriever").exists()
+
+
+def test_a_line_is_logged_wherever_a_model_may_be_saved():
+    """Also at an evaluation, whose model may be the best until then."""
+    state = trainer_callback.TrainerState(global_step=4, max_steps=9)
+    for due in ({}, {"should_save": True}, {"should_evaluate": True}):
+        control = trainer_callback.TrainerControl(**due)
+        trainer._CheckpointCallback().on_step_end(None, state, control)
+        assert control.should_log == bool(due), due

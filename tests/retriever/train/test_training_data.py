@@ -318,3 +318,33 @@ def test_labels_lead_to_what_is_known():
         ("q2", "d7"): 2.0,
     }
     assert to_judgments(qrels, teacher=None).teacher is None
+
+
+def test_a_copy_of_a_relevant_passage_needs_no_score_of_the_teacher(beir, tmp_path):
+    """`rerank --with_positives` scores the judged ones alone."""
+    folder = shutil.copytree(beir, tmp_path / "data")
+    first = next(p for p in read_corpus(beir) if p.id == "d1")
+    with (folder / "corpus.jsonl").open("a") as file:
+        copy = {"_id": "copy", "title": first.title, "text": first.text}
+        file.write(json.dumps(copy) + "\n")
+    write_qrels(folder / "qrels" / "train.tsv", {"q1": {"d1": 1}})
+    run = tmp_path / "run.trec"
+    write_run(run, {"q1": {"d1": 2.0, "d7": 1.0}})
+    settings = DataSettings(folder, "train", 0, str(run), 1, 3, seed=0)
+    data = read_training(settings, tmp_path / "stored", run)
+    assert data.candidates == {"q1": "d7"}
+
+
+def test_a_teacher_that_lacks_a_query_is_refused_in_one_line(beir, tmp_path):
+    folder = shutil.copytree(beir, tmp_path / "data")
+    write_qrels(folder / "qrels" / "train.tsv", {"q1": {"d1": 1}, "q2": {"d2": 1}})
+    run, teacher = tmp_path / "run.trec", tmp_path / "teacher.trec"
+    write_run(run, {"q1": {"d7": 1.0}, "q2": {"d8": 1.0}})
+    write_run(teacher, {"q1": {"d1": 2.0, "d7": 1.0}})
+    settings = DataSettings(folder, "train", 0, str(run), 1, 3, seed=0)
+    said = (
+        f"{teacher} has no score for 1 relevant passages (query, passage): q2 d2;"
+        " rerank --with_positives scores them too"
+    )
+    with pytest.raises(UserError, match=whole(said)):
+        read_training(settings, tmp_path / "stored", teacher)

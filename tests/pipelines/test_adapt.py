@@ -1,5 +1,6 @@
 """`adapt` on tiny texts: killed once, then without judgments, then with those of test."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -547,6 +548,21 @@ def test_training_is_compared_with_search(model_folder, monkeypatch):
     words_VxH = params["embeddings"]["word"]["embedding"]
     expected = served[0].auto_model.embeddings.word_embeddings.weight.detach()
     np.testing.assert_array_equal(words_VxH, expected)
+
+
+def test_longer_texts_than_search_reads_are_refused(model_folder):
+    """Of a model whose network would read more: its limit is 32 of 64 tokens."""
+    shape, tokenizer = proposal.require_trainable(open_model(model_folder))
+    vectors = shape.representation._replace(max_length=32)
+    shape = dataclasses.replace(shape, representation=vectors)
+
+    def require(*overrides):
+        config = proposal.settings_for(proposal.propose(), overrides, vectors, shape.longest_text)
+        proposal.require_fitting(config, shape, tokenizer)
+
+    require("--config.data.length=32")
+    with pytest.raises(UserError, match=r"length 33 is longer than the 32 tokens that the model"):
+        require("--config.data.length=33")
 
 
 def test_a_model_that_reads_less_in_search_than_in_training_is_refused(model_folder, monkeypatch):

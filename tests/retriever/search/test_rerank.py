@@ -141,6 +141,14 @@ def test_what_lies_below_the_depth_is_dropped(cross_encoder_folder, beir, run_fi
     assert {q: set(s) for q, s in found.items()} == {"q3": {"d7", "d3"}, "q1": {"d9", "d1"}}
 
 
+def test_a_hundred_passages_are_reranked_unless_told_otherwise(tmp_path):
+    run = {"q": {f"d{i}": -float(i) for i in range(120)}}
+    trec.write_run(tmp_path / "run", run)
+    write_records(tmp_path / "queries.jsonl", [{"_id": "q", "text": "who asks"}])
+    (first,) = rerank._read_names(Candidates(tmp_path, tmp_path / "run")).first.values()
+    assert first == [f"d{i}" for i in range(100)]
+
+
 def test_positives_are_scored_too(cross_encoder_folder, beir, run_file, tmp_path, score_by_hand):
     out = tmp_path / "teacher.trec"
     candidates = Candidates(beir, run_file, split="train", depth=1, with_positives=True)

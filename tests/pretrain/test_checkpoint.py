@@ -431,14 +431,19 @@ def test_other_data_are_refused_and_moved_data_are_not(config, tmp_path):
         checkpoint.open_run(tmp_path / "run", resolve(moved, there), model_config, there, {}, {})
 
 
-def test_a_run_goes_on_with_other_versions_of_its_libraries(config, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "names"), [("versions", ("jax", "numpy", "cocondenser_jax")), ("data", ("corpus",))]
+)
+def test_a_run_goes_on_with_other_libraries_and_where_its_corpus_has_moved(
+    config, tmp_path, key, names
+):
     store = open_store(Path(config.data.store))
     arguments = tmp_path / "run", resolve(config, store), model_of(config, store), store, {}, {}
     checkpoint.open_run(*arguments)
     path = tmp_path / "run" / "run.json"
     run = json.loads(path.read_text())
-    for name in run["versions"]:
-        run["versions"][name] = "0.0.1"
+    assert run[key].keys() >= {*names}
+    run[key] |= dict.fromkeys(names, "elsewhere")
     path.write_text(json.dumps(run))
     checkpoint.open_run(*arguments)
 
@@ -454,14 +459,3 @@ def test_a_run_that_is_computed_otherwise_keeps_what_it_was_started_with(config,
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["computed"] == {"attention": "xla"}
     assert run["config"]["log_every"] == config.log_every
-
-
-def test_a_run_goes_on_where_its_corpus_has_moved(config, tmp_path):
-    store = open_store(Path(config.data.store))
-    arguments = tmp_path / "run", resolve(config, store), model_of(config, store), store, {}, {}
-    checkpoint.open_run(*arguments)
-    path = tmp_path / "run" / "run.json"
-    run = json.loads(path.read_text())
-    run["data"]["corpus"] = "/elsewhere/text.jsonl"
-    path.write_text(json.dumps(run))
-    checkpoint.open_run(*arguments)

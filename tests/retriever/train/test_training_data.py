@@ -348,3 +348,11 @@ def test_a_teacher_that_lacks_a_query_is_refused_in_one_line(beir, tmp_path):
     )
     with pytest.raises(UserError, match=whole(said)):
         read_training(settings, tmp_path / "stored", teacher)
+
+
+def test_a_run_of_negatives_is_read_only_where_some_are_drawn(beir, tmp_path):
+    (tmp_path / "run.trec").write_text("no run\n")
+    settings = DataSettings(beir, "train", 0, str(tmp_path / "run.trec"), 0, 3, seed=0)
+    data = read_training(settings, tmp_path / "stored", None)
+    assert data.candidates == {}
+    assert "negatives_run" not in data.checksums

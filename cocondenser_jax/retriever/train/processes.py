@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ def main_process_reports() -> bool:
     """
     if is_main_process():
         return False
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        return True  # `cli` has had SIGTERM already, and a library ignored its exception
     try:
         time.sleep(SECONDS_FOR_MAIN)
     except SystemExit:  # by SIGTERM, see `cli`

@@ -71,6 +71,17 @@ def test_one_process_prints_an_error_unless_another_alone_meets_it(
     assert capsys.readouterr().err == (line if is_printed else "")
 
 
+def test_a_process_that_was_ended_before_it_met_the_error_prints_nothing(monkeypatch):
+    """Some libraries ignore every exception, such as the one by which a signal ends a command."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(processes.time, "sleep", pytest.fail)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert processes.main_process_reports()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_processes_that_cannot_share_a_step_are_refused(config, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WORLD_SIZE", "3")
     words = [

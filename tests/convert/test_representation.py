@@ -61,12 +61,11 @@ def test_a_representation_goes_to_sentence_transformers_and_back(
     assert_programs_of_the_card_agree(out, monkeypatch)
 
 
+@pytest.mark.parametrize("task", ["document", "query"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_card_leaves_out_prompts_that_are_not_pooled(bert_folder, pooling, monkeypatch):
+def test_the_card_leaves_out_prompts_that_are_not_pooled(bert_folder, pooling, task, monkeypatch):
     config, params = load_folder(str(bert_folder))
-    representation = Representation(
-        pooling, prompts=(("document", "the words "),), include_prompt=False
-    )
+    representation = Representation(pooling, prompts=((task, "the words "),), include_prompt=False)
     config = dataclasses.replace(config, representation=representation)
     out = bert_folder.parent / "out"
     export_folder(params, config, bert_folder, out, {})
@@ -251,15 +250,3 @@ def test_a_dense_layer_that_cannot_be_computed_is_refused(labse, changes, said):
 def test_without_pytorch_such_a_dense_layer_is_refused_too(labse, changes, said, monkeypatch):
     monkeypatch.setattr(model_module, "has_pytorch", lambda: False)
     test_a_dense_layer_that_cannot_be_computed_is_refused(labse, changes, said)
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_card_leaves_nothing_out_of_texts_without_a_prompt(bert_folder, pooling, monkeypatch):
-    config, params = load_folder(str(bert_folder))
-    representation = Representation(
-        pooling, prompts=(("query", "the words "),), include_prompt=False
-    )
-    config = dataclasses.replace(config, representation=representation)
-    out = bert_folder.parent / "out"
-    export_folder(params, config, bert_folder, out, {})
-    assert_programs_of_the_card_agree(out, monkeypatch)

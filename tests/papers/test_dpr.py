@@ -109,9 +109,9 @@ def test_test_questions_have_answers_alone(tmp_path, passages):
         ("a.csv", "who\tprint('run')\n"),
         ("a.csv", "who\t['x'\n"),
         ("a.csv", ""),
-        ("a.csv", "\"who\0\t['x']\n"),
+        ("a.csv", f"who\t['{'x' * 200_000}']\n"),  # longer than the csv module reads
         ("cut.csv.gz", PACKED[:99]),
-        ("changed.csv.gz", PACKED[:99] + b"\xff" * 9 + PACKED[108:]),
+        ("changed.csv.gz", PACKED[:10] + b"\xff" + PACKED[11:]),  # no such block
     ],
 )
 def test_other_files_are_refused(tmp_path, passages, name, content, capsys):
